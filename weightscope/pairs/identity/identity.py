@@ -1,7 +1,7 @@
 """The identity of a checkpoint: a digest of every tensor under its role, settings, tokenizer."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ import numpy as np
 
 from weightscope.checkpoint.blocks import Block, batches, blocks_of
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
-from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
+from weightscope.checkpoint.config import LONGEST_KEY, MAX_BYTES, parse_json, read_small
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.core.errors import CheckpointError, counted, naming, printable
@@ -25,8 +25,9 @@ from weightscope.heads.tensors.measure import why_unread
 from weightscope.model.config.computed import Stated
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
-from weightscope.model.rows.names import NamedTensor, Tensors
+from weightscope.model.rows.names import OF_MODEL, OF_WRAPPERS, NamedTensor, Tensors
 from weightscope.pairs.changes.counterparts import unchecked_tensors
+from weightscope.pairs.deeds.rounding import shows_rounding
 from weightscope.pairs.identity.sketch import SUMS, Sketch, Sketching
 from weightscope.pairs.identity.wsid import BF16, KINDS, VERSION, Digest, digest, left_out, wsid
 from weightscope.pairs.same.companions import file_digests
@@ -36,6 +37,9 @@ from weightscope.pairs.same.multiplied import multiplied
 SUFFIX = ".id.json"
 HEX = re.compile(r"[0-9a-f]{64}")
 MOST_AXES, LARGEST_AXIS = 8, 1 << 48
+LARGEST_NORM, LARGEST_SUM = 1e50, 10**15
+HALF = 16.0  # bits a value; a copy in fewer is quantised
+SIZE = 4  # times the usual limits of JSON: a mixture has a hundred thousand tensors
 
 
 class Stored(NamedTuple):
@@ -46,6 +50,7 @@ class Stored(NamedTuple):
     layer: int | None
     expert: int | None
     bits: float  # of a value; those of scales that are stored with them count, too
+    shows: bool = True  # its dtype or its values show that it was rounded, if it was
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,6 +79,20 @@ class Identity(Result):
     def wsid(self) -> str:
         """`wsid1:` and a SHA-256: equal for two files of the same values, whatever holds them."""
         return wsid(self.tensors)
+
+    @property
+    def ties(self) -> bool | None:
+        """True if the config ties the head to the tokens; None if it does not say so."""
+        key, settings = "tie_word_embeddings", self.settings
+        if key not in settings.present:
+            key = settings.kind.removesuffix("model_type") + key
+        return None if self.container == "gguf" else settings.values.get(key)
+
+    @property
+    def overwritten_head(self) -> bool:
+        """True if the config ties the head and the file holds another."""
+        has = {"tokens", "unembedding"} <= self.tensors.keys() - self.left_out.keys()
+        return has and self.ties is True
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -204,18 +223,33 @@ def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
         raise CheckpointError(
             f"{problem}; an identity is of all values", file=model.checkpoint.name
         )
-    seen = Counter[str]()
+    labelled = _labelled(tensors, rows, model.prefix)
     for batch in batches(rows, lambda each: each.tensor.nbytes):
         model.checkpoint.prefetch(each.name for each in batch)
         for row in batch:
-            for leaf in _divided(tensors, row):
-                label = (
-                    tensors.label(leaf) if leaf.has_role else leaf.name.removeprefix(model.prefix)
-                )
-                seen[label] += 1
-                if seen[label] > 1:
-                    label = f"{label} {leaf.name.removeprefix(model.prefix)}"
+            for label, leaf in labelled[row.name]:
                 yield label, leaf, None if leaf.undone == () else _array(leaf)
+
+
+def _labelled(
+    tensors: Tensors, rows: Iterable[NamedTensor], prefix: str
+) -> dict[str, list[tuple[str, NamedTensor]]]:
+    """The tensors within each of the file's by label; of two with one label the first by name.
+
+    A name that reads as a role's label is no such label.
+    """
+    found: dict[str, list[tuple[str, NamedTensor]]] = defaultdict(list)
+    taken: set[str] = set()
+    for row in sorted(rows, key=lambda each: (not each.has_role, each.name)):
+        for leaf in _divided(tensors, row):
+            name = leaf.name.removeprefix(prefix)
+            label = tensors.label(leaf) if leaf.has_role else name
+            is_role = " " in name or name.removesuffix(".bias") in (*OF_MODEL, *OF_WRAPPERS)
+            if label in taken or (is_role and not leaf.has_role):
+                label = f"{label} {name}"
+            taken.add(label)
+            found[row.name].append((label, leaf))
+    return found
 
 
 def _divided(tensors: Tensors, tensor: NamedTensor) -> Iterator[NamedTensor]:
@@ -243,7 +277,9 @@ def _made(leaf: Leaf) -> tuple[str, _Made]:
     else:
         blocks = [_narrow(values)]
     made = digest(map(sketching.add, blocks), tensor.shape)
-    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, _bits(tensor.tensor))
+    bits = _bits(tensor.tensor)
+    shows = bits == HALF or shows_rounding(sketching.first)
+    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, bits, shows)
     return label, _Made(made, sketching.sketch, about)
 
 
@@ -275,20 +311,20 @@ def is_identity(source: object) -> bool:
 def read_identity(path: str | Path) -> Identity:
     """Read what `weightscope id --out` wrote. Whether it is authentic is not known."""
     path = Path(path)
-    text = read_small(path, MAX_BYTES)
-    value = parse_json(text, file=path)
+    text = read_small(path, SIZE * MAX_BYTES)
+    value = parse_json(text, file=path, times=SIZE)
     if {"dsseEnvelope", "payload", "predicate"} & value.keys():  # signed: a claim's modules read it
         from weightscope.pairs.claims.claim import opened_claim
 
-        value = opened_claim(path).statement.get("predicate", {})
+        value = opened_claim(path, SIZE).statement.get("predicate", {})
     try:
         found = Identity(
-            str(value["name"]),
+            _text(value["name"]),
             {label: _checked(entry) for label, entry in value["tensors"].items()},
             {label: _of_text(entry["sketch"]) for label, entry in value["tensors"].items()},
             Stated.of_json(value["settings"]),
-            str(value["container"]),
-            _texts(value["tokenizer"]),
+            _text(value["container"]),
+            _checked_tokens(_texts(value["tokenizer"])),
             _texts(value["files"]),
             Provenance().of_all([_record(path, text)]),
         )
@@ -306,7 +342,7 @@ def check_signed(path: Path, key: Path) -> None:
     from weightscope.pairs.claims.claim import opened_claim
     from weightscope.pairs.claims.verify import signatures
 
-    envelope = opened_claim(path).envelope
+    envelope = opened_claim(path, SIZE).envelope
     if envelope is None or not signatures().is_signed_by(envelope, key):
         problem = "has no signature" if envelope is None else "is not signed"
         raise CheckpointError(f"{problem} by {printable(key)}; do not trust it", file=path)
@@ -336,12 +372,24 @@ def _of_text(text: str) -> Sketch | None:
     norm, *sums = text.split() or [""]
     if not norm:
         return None
-    if len(sums) != SUMS or not np.isfinite(float(norm)):
+    sketch = Sketch(float(norm), tuple(map(int, sums)))
+    is_small = all(abs(each) < LARGEST_SUM for each in sketch.sums)
+    if len(sums) != SUMS or not (0 <= sketch.norm < LARGEST_NORM and is_small):
         raise ValueError(f"a sketch is a norm and {SUMS} sums")
-    return Sketch(float(norm), tuple(map(int, sums)))
+    return sketch
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_KEY:
+        raise TypeError(f"a text of at most {LONGEST_KEY:,} characters was expected")
+    return value
+
+
+def _checked_tokens(parts: dict[str, str]) -> dict[str, str]:
+    if parts and not ("tokens" in parts and re.fullmatch("[0-9]{1,12}", parts["size"])):
+        raise ValueError("a tokenizer has tokens and their number")
+    return parts
 
 
 def _texts(value: Any) -> dict[str, str]:
-    if any(not isinstance(text, str) for text in (*value.keys(), *value.values())):
-        raise TypeError("texts by name were expected")
-    return dict(value)
+    return {name: _text(text) for name, text in value.items()}

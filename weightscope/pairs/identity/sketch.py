@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.pairs.deeds.change import TELLING
 from weightscope.pairs.identity.wsid import BF16
 
 SUMS = 16
@@ -25,9 +26,10 @@ class Sketch(NamedTuple):
     sums: tuple[int, ...]
 
     def distance(self, other: "Sketch") -> float:
-        """The estimated |B - A| over |A|; A is this one."""
+        """The estimated |B - A| over |A|, at least what norms that differ show; A is this one."""
         mine, others = (np.array(each.sums, float) * each.norm for each in (self, other))
         distance = float(np.sqrt(np.mean(np.square(others - mine)))) / UNIT
+        distance = max(distance, abs(other.norm - self.norm))
         return distance / self.norm if self.norm else float(other.norm > 0)
 
 
@@ -36,12 +38,15 @@ class Sketching:
 
     def __init__(self) -> None:
         self.place, self.squares = 0, 0.0
+        self.first = np.zeros(0)  # values that nearly always show whether they were rounded
         self.sums = np.zeros(SUMS)
 
     def add(self, block: np.ndarray) -> np.ndarray:
         """Add the next values in row-major order; the same block comes back."""
         flat = np.ravel(block)
         start = 0
+        if not self.place:
+            self.first = _wide(flat[:TELLING])
         while start < flat.size:
             lead = self.place % WIDTH
             stop = start + AT_ONCE * WIDTH - lead
