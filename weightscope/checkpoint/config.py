@@ -55,16 +55,20 @@ def refuse_pointer(start: bytes, file: object) -> None:
         raise CheckpointError(f"{problem}; {advice}", file=file)
 
 
-def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
-    """The JSON object in `text`, without duplicate keys; `what` begins the problem in errors."""
+def parse_json(text: bytes, *, file: object, what: str = "", times: int = 1) -> dict[str, Any]:
+    """The JSON object in `text`, without duplicate keys; `what` begins the problem in errors.
+
+    times: the usual limits, for a file with more entries than a header.
+    """
     for count, limit, unit in (
         (len(text), MAX_BYTES, "bytes"),
         (text.count(b"{"), MAX_OBJECTS, "objects"),
         (text.count(b"["), MAX_LISTS, "lists"),
         (text.count(b","), MAX_ITEMS, "items"),
     ):
-        if count > limit:
-            raise CheckpointError(f"{what}has {count} {unit}; at most {limit} are read", file=file)
+        if count > times * limit:
+            problem = f"{what}has {count} {unit}; at most {times * limit} are read"
+            raise CheckpointError(problem, file=file)
 
     def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         unique = dict(pairs)

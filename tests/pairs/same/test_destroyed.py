@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,8 @@ import weightscope as ws
 from tests.support.files import write
 from tests.support.plants.containers import BLOCK, CONTAINERS, Packed
 from tests.support.plants.deeds import ALL_CONTAINERS
-from tests.support.plants.families import FAMILIES, LAYERS, Planted, original, random_llama
+from tests.support.plants.destroyed import DESTROYED, OTHER_LAYER, destroyed, names_of
+from tests.support.plants.families import FAMILIES, Planted, original, random_llama
 from tests.support.slow import mostly_checked
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
@@ -26,38 +27,8 @@ from weightscope.pairs.deeds.deed import Deed, What
 from weightscope.pairs.same import judge
 
 Arrays = Mapping[str, np.ndarray]
-Destroy = Callable[[np.ndarray], np.ndarray]
 
 
-def rows_equal(w: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(w[:1], w.shape).copy()
-
-
-def columns_equal(w: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(w[..., :1], w.shape).copy()
-
-
-def two_values(w: np.ndarray) -> np.ndarray:
-    """Two values of its size, drawn without regard to what was there."""
-    return np.random.default_rng(7).choice(np.float32([-1, 1.5]), w.shape) * w.std()
-
-
-def shuffled(w: np.ndarray) -> np.ndarray:
-    return np.random.default_rng(8).permutation(w.reshape(-1)).reshape(w.shape)
-
-
-DESTROYED: dict[str, Destroy] = {
-    "zero": np.zeros_like,
-    "constant": partial(np.full_like, fill_value=0.1),
-    "one": np.ones_like,
-    "rows equal": rows_equal,
-    "columns equal": columns_equal,
-    "1e-30": partial(np.full_like, fill_value=1e-30),
-    "1e30": partial(np.full_like, fill_value=1e30),
-    "two values": two_values,
-    "shuffled": shuffled,
-}
-OTHER_LAYER = "another layer's"
 DEEDS = (*DESTROYED, OTHER_LAYER)
 WITHOUT_TORCH = ("F32", "GGUF, Q8_0", "GGUF, Q4_0")
 # Factors of scales under which the largest value of each block is just inside the cell of zero.
@@ -92,24 +63,6 @@ def written(planted: Planted, folder: Path, container: str, wide: tuple[str, ...
     with np.errstate(all="ignore"):
         values = ALL_CONTAINERS[container].write(planted, folder, slips)
     return (folder / "model.gguf" if container.startswith("GGUF") else folder), values
-
-
-def next_layer(planted: Planted, name: str) -> np.ndarray | None:
-    """The same part of the next layer; None outside layers."""
-    for layer in range(LAYERS):
-        here, there = (planted.family.layer.format(i=i) for i in (layer, (layer + 1) % LAYERS))
-        if name.startswith(here):
-            return planted.tensors[name.replace(here, there, 1)].copy()
-    return None
-
-
-def destroyed(planted: Planted, deed: str, names: tuple[str, ...]) -> Planted:
-    """The checkpoint with these tensors destroyed."""
-    result = planted.copy()
-    for name in names:
-        w = planted.tensors[name]
-        result.tensors[name] = DESTROYED[deed](w) if deed in DESTROYED else next_layer(planted, name)
-    return result
 
 
 def changed(before: Arrays, after: Arrays, names: tuple[str, ...]) -> set[str]:
@@ -148,12 +101,6 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
         return Deed(What.TUNED if np.isfinite(change.moved) else What.NOT_FINITE)
 
     monkeypatch.setattr(judge, "what_was_done", done)
-
-
-def names_of(planted: Planted, deed: str) -> tuple[str, ...]:
-    """The tensors that a deed can be done to."""
-    prefix = planted.family.layer.partition("{")[0]
-    return tuple(name for name in planted.tensors if deed != OTHER_LAYER or name.startswith(prefix))
 
 
 @pytest.mark.usefixtures("unnamed")

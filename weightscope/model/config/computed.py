@@ -13,7 +13,7 @@ from math import isclose, prod
 from typing import Any, NamedTuple, Self
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.config import LARGEST, Config
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by
@@ -233,7 +233,11 @@ class Stated:
         makes = {key: frozenset(names) for key, names in value["makes"].items()}
         readers = {place: Reader(*reader) for place, reader in value["readers"].items()}
         held: Any = {name: value[name] for name in ("values", "spelled", "metadata", "kind")}
-        held["values"].items(), held["spelled"].items()
+        texts = [held["kind"], *held["spelled"].values(), *(each.kind for each in readers.values())]
+        words = frozenset().union(*sets.values(), *makes.values())
+        if not {*map(type, texts), *map(type, words)} <= {str}:
+            raise TypeError("settings have texts for names")
+        held["values"].items(), ({} if held["metadata"] is None else held["metadata"]).items()
         return cls(**held, **sets, makes=makes, readers=readers)
 
 
@@ -289,15 +293,17 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
                 yield Difference(key, x, y, effect_of(key, read, {}))
         return
     file, config = (b, a) if a.metadata is None else (a, b)
+    named = {key.partition(".")[2] for key in file.metadata or ()} & BESIDES.keys()
+    besides = {key: _besides(key, config.values) for key in named}
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
         # compared as the list of layers then
         is_listed = plain_key == PATTERN and isinstance(value, list)
         if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key):
             continue
-        known = _besides(plain_key, config.values)
+        known = besides.get(plain_key)
         name, in_config = known or (key, None)
-        x = _plain(name, GATES.get(value, value) if plain_key == GATING else shortest(value))
+        x = _plain(name, _score(value) if plain_key == GATING else shortest(value))
         y = _plain(name, in_config)
         # compared as a key of the config
         is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))
@@ -305,6 +311,11 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
             effect = COMPUTATION if known else effect_of(name, read, {})
             first, second = (x, y) if file is a else (y, x)
             yield Difference(config.spelled.get(name, name), first, second, effect)
+
+
+def _score(value: Any) -> Any:
+    """How experts are scored, by a GGUF file's number."""
+    return GATES.get(value, value) if isinstance(value, int) else value
 
 
 def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
@@ -322,8 +333,8 @@ def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
         numbers = [values.get(path) for path in factors]
         if len(factors) == 1 and factors[0]:
             known.append((factors[0], numbers[0]))
-        elif sizes := [number for number in numbers if isinstance(number, int)]:
-            known += [(key, prod(sizes))] if len(sizes) == len(factors) else []
+        elif all(isinstance(number, int) and abs(number) <= LARGEST for number in numbers):
+            known += [(key, prod(numbers))]
     return next((each for each in known if each[1] is not None), next(iter(known), None))
 
 

@@ -48,13 +48,15 @@ STORAGE = {"quantization", "quantization_config", "compression_config"}
 EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, read by attention's row or not.
 KNOWN = re.compile(
-    r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon"
-    r"|hidden_act|activation\w*|experts_per_tok|top_?k|layer_types|bias|norm\w*"
-    r"|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
+    r".*(multiplier|scal(e|ing)|softcap|logit_scale|window|rope|rotary|eps"
+    r"|hidden_act|activation|experts_per_tok|top_?k|layer_types|bias|norm"
+    r"|tie_word_embeddings|num_\w|\w_size|\w_dim|causal).*"
     r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+"
     r"|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
     re.ASCII,
 )
+
+DEEPEST = 8  # words of a dotted key that are looked at together
 
 # Classes that put a head for some task on a model; keys that only they read decide nothing without
 # them.
@@ -125,7 +127,8 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
     effect = reader.effect(words[-1])
     if effect is not None:
         return effect
-    if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):
+    ends = (".".join(words[i:]) for i in range(len(words))[-DEEPEST:])
+    if any(NO_EFFECT.fullmatch(end) for end in ends):
         return NONE
     if "rope_parameters" in words:
         place = ".".join(words[: words.index("rope_parameters")])

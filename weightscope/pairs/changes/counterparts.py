@@ -158,7 +158,8 @@ class _Side:
 
 def _by_role(a: _Side, b: _Side) -> Iterator[Counterparts]:
     """Take the tensors that both have under one label."""
-    for label in [label for label, tensor in a.left.items() if tensor.has_role and label in b.left]:
+    named = [label for label, tensor in a.left.items() if tensor.has_role and label in b.left]
+    for label in (each for each in named if b.left[each].has_role):
         tensor = a.left.pop(label)
         yield Counterparts(a.tensors.label(tensor), tensor, b.left.pop(label), "role")
 

@@ -261,9 +261,9 @@ class OpenedClaim(NamedTuple):
     envelope: dict[str, Any] | None = None
 
 
-def opened_claim(path: Path) -> OpenedClaim:
-    """The statement in a file. No signature is checked."""
-    value = parse_json(read_small(path, MAX_BYTES), file=path)
+def opened_claim(path: Path, times: int = 1) -> OpenedClaim:
+    """The statement in a file, of so many times the usual size. No signature is checked."""
+    value = parse_json(read_small(path, times * MAX_BYTES), file=path, times=times)
     if "dsseEnvelope" in value:
         bundled = value["dsseEnvelope"]
         value = bundled if isinstance(bundled, dict) else {"payload": ""}
@@ -281,4 +281,4 @@ def opened_claim(path: Path) -> OpenedClaim:
         payload = b64decode(value["payload"], validate=True)
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"is a damaged envelope ({one_line(error)})", file=path) from None
-    return OpenedClaim(parse_json(payload, file=path, what="its payload "), value)
+    return OpenedClaim(parse_json(payload, file=path, what="its payload ", times=times), value)

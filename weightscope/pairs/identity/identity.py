@@ -14,7 +14,7 @@ import numpy as np
 
 from weightscope.checkpoint.blocks import Block, batches, blocks_of
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
-from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
+from weightscope.checkpoint.config import LONGEST_KEY, MAX_BYTES, parse_json, read_small
 from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.core.errors import CheckpointError, counted, naming, printable
@@ -25,8 +25,10 @@ from weightscope.heads.tensors.measure import why_unread
 from weightscope.model.config.computed import Stated
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
-from weightscope.model.rows.names import NamedTensor, Tensors
+from weightscope.model.rows.names import OF_MODEL, OF_WRAPPERS, NamedTensor, Tensors
 from weightscope.pairs.changes.counterparts import unchecked_tensors
+from weightscope.pairs.deeds.change import TELLING
+from weightscope.pairs.deeds.rounding import shows_rounding
 from weightscope.pairs.identity.sketch import SUMS, Sketch, Sketching
 from weightscope.pairs.identity.wsid import (
     BF16,
@@ -46,6 +48,9 @@ SUFFIX = ".id.json"
 HEX = re.compile(r"[0-9a-f]{64}")
 MASK = re.compile(r"\.(bias|causal_mask)$")  # GPT-2's, GPT-J's
 MOST_AXES, LARGEST_AXIS = 8, 1 << 48
+LARGEST_NORM, LARGEST_SUM = 1e50, 10**15
+HALF = 16.0  # bits a value; a copy in fewer is quantised
+SIZE = 4  # times the usual limits of JSON: a mixture has a hundred thousand tensors
 
 
 class Stored(NamedTuple):
@@ -56,6 +61,7 @@ class Stored(NamedTuple):
     layer: int | None
     expert: int | None
     bits: float  # of a value; those of scales that are stored with them count, too
+    shows: bool = True  # its dtype or its values show that it was rounded, if it was
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,6 +90,20 @@ class Identity(Result):
     def wsid(self) -> str:
         """`wsid1:` and a SHA-256: equal for two files of the same values, whatever holds them."""
         return wsid(self.tensors)
+
+    @property
+    def ties(self) -> bool | None:
+        """True if the config ties the head to the tokens; None if it does not say so."""
+        key, settings = "tie_word_embeddings", self.settings
+        if key not in settings.present:
+            key = settings.kind.removesuffix("model_type") + key
+        return None if self.container == "gguf" else settings.values.get(key)
+
+    @property
+    def overwritten_head(self) -> bool:
+        """True if the config ties the head and the file holds another."""
+        has = {"tokens", "unembedding"} <= self.tensors.keys() - self.left_out.keys()
+        return has and self.ties is True
 
     @cached_property
     def left_out(self) -> dict[str, str]:
@@ -240,9 +260,11 @@ def _labels(
         tensors.label(leaf) if leaf.has_role else name
         for leaf, name in zip(leaves, names, strict=True)
     ]
+    of_roles = {*OF_MODEL, *OF_WRAPPERS}
     holders = Counter(labels)
     for i, (leaf, name) in enumerate(zip(leaves, names, strict=True)):
-        is_shared = holders[labels[i]] > 1
+        is_decoy = not leaf.has_role and name.removesuffix(".bias") in of_roles
+        is_shared = is_decoy or holders[labels[i]] > 1
         if (is_shared or not leaf.has_role) and (" " in name or not name.isprintable()):
             problem = "has a space or a control character in its name, so that it has no label"
             raise CheckpointError(problem, file=model.checkpoint.name, tensor=leaf.name)
@@ -280,8 +302,18 @@ def _made(leaf: Leaf) -> tuple[str, _Made]:
     else:
         blocks = [_narrow(values)]
     made = digest(map(sketching.add, blocks), tensor.shape)
-    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, _bits(tensor.tensor))
+    bits = _bits(tensor.tensor)
+    shows = bits <= HALF or shows_rounding(_first(leaf))
+    about = Stored(tensor.name, tensor.role, tensor.layer, tensor.expert, bits, shows)
     return label, _Made(made, sketching.finished(), about)
+
+
+def _first(leaf: Leaf) -> np.ndarray:
+    """Values that nearly always show if a tensor was rounded."""
+    _, tensor, values = leaf
+    if values is not None:
+        return values.reshape(-1)[:TELLING]
+    return Block(tensor.tensor, 0, min(TELLING, prod(tensor.shape))).values()
 
 
 def _bits(tensor: Tensor) -> float:
@@ -312,20 +344,20 @@ def is_identity(source: object) -> bool:
 def read_identity(path: str | Path) -> Identity:
     """Read what `weightscope id --out` wrote. Whether it is authentic is not known."""
     path = Path(path)
-    text = read_small(path, MAX_BYTES)
-    value = parse_json(text, file=path)
+    text = read_small(path, SIZE * MAX_BYTES)
+    value = parse_json(text, file=path, times=SIZE)
     if {"dsseEnvelope", "payload", "predicate"} & value.keys():  # signed: a claim's modules read it
         from weightscope.pairs.claims.claim import opened_claim
 
-        value = opened_claim(path).statement.get("predicate", {})
+        value = opened_claim(path, SIZE).statement.get("predicate", {})
     try:
         found = Identity(
-            str(value["name"]),
+            _text(value["name"]),
             {label: _checked(entry) for label, entry in value["tensors"].items()},
             {label: _of_text(entry["sketch"]) for label, entry in value["tensors"].items()},
             Stated.of_json(value["settings"]),
-            str(value["container"]),
-            _texts(value["tokenizer"]),
+            _text(value["container"]),
+            _checked_tokens(_texts(value["tokenizer"])),
             _texts(value["files"]),
             Provenance().of_all([_record(path, text)]),
         )
@@ -345,7 +377,7 @@ def check_signed(path: Path, key: Path) -> None:
     from weightscope.pairs.claims.claim import opened_claim
     from weightscope.pairs.claims.verify import signatures
 
-    envelope = opened_claim(path).envelope
+    envelope = opened_claim(path, SIZE).envelope
     if envelope is None or not signatures().is_signed_by(envelope, key):
         problem = "has no signature" if envelope is None else "is not signed"
         raise CheckpointError(f"{problem} by {printable(key)}; do not trust it", file=path)
@@ -376,12 +408,24 @@ def _of_text(text: str) -> Sketch | None:
     norm, *sums = text.split() or [""]
     if not norm:
         return None
-    if len(sums) != SUMS or not np.isfinite(float(norm)):
+    sketch = Sketch(float(norm), tuple(map(int, sums)))
+    is_small = all(abs(each) < LARGEST_SUM for each in sketch.sums)
+    if len(sums) != SUMS or not (0 <= sketch.norm < LARGEST_NORM and is_small):
         raise ValueError(f"a sketch is a norm and {SUMS} sums")
-    return Sketch(float(norm), tuple(map(int, sums)))
+    return sketch
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_KEY:
+        raise TypeError(f"a text of at most {LONGEST_KEY:,} characters was expected")
+    return value
+
+
+def _checked_tokens(parts: dict[str, str]) -> dict[str, str]:
+    if parts and not ("tokens" in parts and re.fullmatch("[0-9]{1,12}", parts["size"])):
+        raise ValueError("a tokenizer has tokens and their number")
+    return parts
 
 
 def _texts(value: Any) -> dict[str, str]:
-    if any(not isinstance(text, str) for text in (*value.keys(), *value.values())):
-        raise TypeError("texts by name were expected")
-    return dict(value)
+    return {name: _text(text) for name, text in value.items()}

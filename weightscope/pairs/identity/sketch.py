@@ -27,9 +27,10 @@ class Sketch(NamedTuple):
     sums: tuple[int, ...]
 
     def distance(self, copy: "Sketch") -> float:
-        """The estimated |B - A| over |A|; A is this one."""
+        """The estimated |B - A| over |A|, at least what the norms show; A is this one."""
         mine, theirs = (np.array(each.sums, float) * each.norm for each in (self, copy))
         distance = float(np.sqrt(np.mean(np.square(theirs - mine)))) / UNIT
+        distance = max(distance, abs(copy.norm - self.norm))
         return distance / self.norm if self.norm else float(copy.norm > 0)
 
 

@@ -10,19 +10,19 @@ from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.deeds.blocks import deed_of_cast
 from weightscope.pairs.deeds.deed import UNTOUCHED, Deed, Proof, What, deed
 from weightscope.pairs.identity.identity import (
+    HALF,
     Identity,
     Stored,
     identity,
     is_identity,
     read_identity,
 )
-from weightscope.pairs.identity.wsid import DERIVED, ROUNDINGS, Digest
+from weightscope.pairs.identity.wsid import DERIVED, ROUNDINGS, TIED, ZERO_BIAS, Digest
 from weightscope.pairs.same import DIFFERENT, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.pairs.same.companions import TEMPLATE, Companions, FileDifference
 from weightscope.pairs.same.judge import Judged
 
 SHOWS = 64  # values of a tensor that shows a rounding by itself
-HALF = 16.0  # bits a value; a copy in fewer is quantised
 # Distance by rounding to b bits over 1 / (2^b - 1) where 4,096 normal values share one scale: their
 # largest is 3.7 standard deviations, and a step's error is its 2 sqrt(3)-th part.
 WORST = 2.14
@@ -46,11 +46,7 @@ def identified(source: Model | TensorsOnly | str | Path) -> Identity:
 def judge_by_identity(a: Identity, b: Identity) -> list[Judged]:
     """Every tensor of both with its verdict, in the order of their labels."""
     judged = [*_in_both(a, b), *_in_one(a, b, in_a=True), *_in_one(b, a, in_a=False)]
-    shown = {
-        each.done.cast
-        for each in judged
-        if each.verdict == ROUNDED and prod(a.tensors[each.label].shape) >= SHOWS
-    }
+    shown = {each.done.cast for each in judged if each.verdict == ROUNDED and _shows(a, b, each)}
     return [_unless_alone(each, shown) for each in judged]
 
 
@@ -59,6 +55,15 @@ def _unless_alone(judged: Judged, shown: set[tuple[What, str, str]]) -> Judged:
     if judged.verdict != ROUNDED or judged.done.cast in shown:
         return judged
     return replace(judged, verdict=DIFFERENT, done=Deed(What.OTHER_DIGEST))
+
+
+def _shows(a: Identity, b: Identity, judged: Judged) -> bool:
+    """True if the rounded tensor's dtype, or enough different values, show the rounding."""
+    side, label = a if judged.done.made == "A" else b, judged.label
+    if place := side.stored.get(label):
+        return place.shows
+    sketch = side.sketches[label]
+    return prod(side.tensors[label].shape) >= SHOWS and sketch is not None and sketch.norm > 0
 
 
 def _in_both(a: Identity, b: Identity) -> Iterator[Judged]:
@@ -94,10 +99,13 @@ def _cast(x: Digest, y: Digest) -> tuple[str, str] | None:
 def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     """Too far for a quantised copy, or perhaps one: nothing here proves it."""
     x, y = a.sketches[label], b.sketches[label]
+    if x is None or y is None:
+        done = Deed(What.OTHER_DIGEST, detail="values that are not finite")
+        return _judged(a, b, label, DIFFERENT, done, float("nan"))
     fine, coarse = ({*side.tensors[label].exact} & {*ROUNDINGS} for side in (a, b))
     places = (side.stored.get(label) for side in (a, b))
     bits = min((place.bits for place in places if place), default=HALF)
-    distance = x.distance(y) if x and y else float("nan")
+    distance = x.distance(y)
     codes = int(bits - OF_SCALES * ("gguf" in (a.container, b.container)))
     step = max(OF_FLOATS, WORST / (2 ** max(1, codes) - 1))
     nearest = min(FARTHEST, MARGIN * step)
@@ -112,10 +120,11 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
 
 
 def _in_one(side: Identity, other: Identity, *, in_a: bool) -> Iterator[Judged]:
-    """Tensors that only one of them has, but for those that the identity leaves out."""
+    """Tensors that only one of them has, but for biases of zeros and heads that the other ties."""
     which, what = ("A", What.MISSING) if in_a else ("B", What.NEW)
+    without = {ZERO_BIAS} | ({TIED} if other.ties is not False else set())
     for label in side.tensors:
-        if label not in other.tensors and label not in side.left_out:
+        if label not in other.tensors and side.left_out.get(label) not in without:
             done = Deed(what, "tensor", f"only in {which}")
             pair = (side, other) if in_a else (other, side)
             yield _judged(*pair, label, DIFFERENT, done, float("nan"))

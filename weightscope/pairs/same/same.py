@@ -219,7 +219,7 @@ class Same(Result):
             tensors = [*whys, *filter(None, [guessed])] or [
                 f"{each.name} ({each.deed})" for each in self.differing
             ]
-            why = joined(tensors + unknown)
+            why = joined(tensors + unknown) or "no tensor of one is in the other"
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
@@ -523,6 +523,8 @@ def _same_by_identity(a: Identity, b: Identity) -> Same:
     is_tied = any(side.left_out.get("unembedding") == TIED_HEAD for side in (a, b))
     same_head = DIFFERENT not in heads and (bool(heads) or is_tied)
     settings = by_effect(differences(a.settings, b.settings), same_head=same_head)
+    if a.overwritten_head != b.overwritten_head:  # readers that overwrite it run another model
+        settings.unknown.append(Difference(TIED, a.ties, b.ties, UNKNOWN))
     companions = compare_files(a, b)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if settings.unknown or companions.deciding:
