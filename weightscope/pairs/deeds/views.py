@@ -40,6 +40,7 @@ OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
 # roles that are looked up by row
 TABLES = (*OF_VOCABULARY, "positions", "relative_positions", "types")
 SPREAD = 64  # rows or columns that a deed is tried on first
+EVERYWHERE = slice(None), slice(None)  # all rows and columns
 AT_ONCE = 1 << 20  # values compared at a time
 LARGEST_CODE = 255  # largest of integers that may be codes without their scales
 LARGEST_WHOLE = 1 << 24  # values of a tensor seen whole; larger ones in some rows and columns
@@ -107,16 +108,21 @@ class Side(ShowsShapes):
 
     def at(self, *places: np.ndarray | slice) -> "Side":
         """Some rows, and of these the columns that come second."""
-        values, half = self.values, self.half
-        for axis, each in enumerate(places):
-            index = (slice(None),) * axis + (each,)
-            values, half = values[index], None if half is None else half[index]
-        return Side(values, self.unit, self.least, half)
+        half = None if self.half is None else _at(self.half, places)
+        return Side(_at(self.values, places), self.unit, self.least, half)
 
     def times(self, factors: np.ndarray | float) -> "Side":
         """The values multiplied, in float64."""
         half = None if self.half is None else self.half * np.abs(factors)
         return replace(self, values=self.values.astype(np.float64) * factors, half=half)
+
+
+def _at(values: np.ndarray, places: Sequence[np.ndarray | slice]) -> np.ndarray:
+    if len(places) == 2 and not any(isinstance(each, slice) for each in places):
+        return values.T[np.ix_(*places[::-1])].T  # whole rows first would take a copy of them
+    for axis, each in enumerate(places):
+        values = values[(slice(None),) * axis + (each,)]
+    return values
 
 
 def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
@@ -234,12 +240,20 @@ class View:
             is_near = 2 * np.count_nonzero(_each_explained(few, y)) > few.values.size
         return bool(is_near) and self.gives(self.x.at(places), computed=False)
 
+    def may_give(self, few: Side, *, computed: bool = True) -> bool:
+        """False if T(x) at the `few` rows and columns rules out that `gives` is true."""
+        y = self.y.at(*self.few)
+        if self.others is None:
+            return bool(explained(few, y, computed=computed).all())
+        others, changed = self._others(self.x.at(*self.few), y, few, computed)
+        return bool(2 * np.count_nonzero(others) < np.count_nonzero(changed))
+
     def gives(self, made: Side, *, computed: bool = True) -> bool:
         """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
+        if not self.may_give(made.at(*self.few), computed=computed):
+            return False  # most deeds end here
         if self.others is not None:
             return self._gives_most(made, computed)
-        if not explained(made.at(*self.few), self.y.at(*self.few), computed=computed).all():
-            return False  # most deeds end here
         sides = [(made, self.y)]
         if self.is_whole:
             sides.append((made.turned, self.y.turned))
@@ -253,18 +267,21 @@ class View:
 
     def _gives_most(self, made: Side, computed: bool) -> bool:
         """True if more than half of the values that changed are T(x); keeps the others."""
-        for places in (self.few, (slice(None), slice(None))):
-            x, y, now = (side.at(*places) for side in (self.x, self.y, made))
-            others = ~_each_explained(now, y, computed=computed)
-            changed = ~_each_explained(x, y)
-            if 2 * np.count_nonzero(others) >= np.count_nonzero(changed):
-                return False
-        before, after, now_there = (side.values[changed & ~others] for side in (x, y, now))
+        others, changed = self._others(self.x, self.y, made, computed)
+        if 2 * np.count_nonzero(others) >= np.count_nonzero(changed):
+            return False
+        sides = (self.x, self.y, made)
+        before, after, now_there = (side.values[changed & ~others] for side in sides)
         self.left = error_of(now_there, after)
         if not self.left <= CLEARER * error_of(before, after):
             return False
         self.others = others
         return True
+
+    @staticmethod
+    def _others(x: Side, y: Side, made: Side, computed: bool) -> tuple[np.ndarray, np.ndarray]:
+        """True for values that are not T(x), and for those that are not x, (n, c) each."""
+        return ~_each_explained(made, y, computed=computed), ~_each_explained(x, y)
 
     @property
     def tolerance(self) -> float:
