@@ -27,8 +27,6 @@ from weightscope.pairs.deeds.thresholds import (
 )
 from weightscope.pairs.deeds.views import EVERYWHERE, Side, Sizes, View, explained
 
-FIRST_ROWS = 4  # rows on which blocks of factors are tried first
-
 
 @deed(What.REINTERPRETED, "dtype reinterpreted: {way}", called="read as another dtype", order=110)
 def reinterpreted(views: Sequence[View], _: Sizes) -> Deed | None:
@@ -173,11 +171,10 @@ def rescaled(views: Sequence[View], _: Sizes) -> Deed | None:
     with np.errstate(all="ignore"):
         x, y = (side.at(*view.few) for side in (view.x, view.y))
         factor = float(_factors(x.values.reshape(-1), y.values.reshape(-1), view)[0])
-        may_be_negated = view.may_give(x.times(-1), computed=False)
-        if may_be_negated and view.gives(view.x.times(-1), computed=False):
+        if view.gives(replace(view.x, values=-view.x.values), computed=False):
             return view.named(Deed(What.NEGATED, proof=Proof.VALUES))
-        may_be_scaled = np.isfinite(factor) and factor != 0 and view.may_give(x.times(factor))
-        if may_be_scaled and view.gives(view.x.times(factor)):
+        is_likely = np.isfinite(factor) and factor != 0 and view.may_give(x.times(factor))
+        if is_likely and view.gives(view.x.times(factor)):
             is_usual = 1 / SLIPPED < abs(factor) < SLIPPED
             slip = "" if is_usual else ": a scale missing, inverted or applied twice"
             return view.named(Deed(What.SCALED, slip, in_digits(factor, 6), proof=_proof(view)))
@@ -276,7 +273,7 @@ def _by_block(view: View, offset: bool) -> Deed | None:
 
 def _in_blocks(view: View, block: int, offset: bool) -> np.ndarray | None:
     """The factor of each block, (n, blocks, 1), if they explain y."""
-    first = view.few[0][:FIRST_ROWS]
+    first = view.few[0][:4]  # most changes end here
     for rows in (first, slice(None)):
         x, y = view.x.at(rows), view.y.at(rows)
         p, q = (each.values.reshape(len(each.values), -1, block).astype(float) for each in (x, y))
@@ -356,19 +353,14 @@ def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
 def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
     """Some values zeros in B, or else in A, and the others as they were."""
     view = views[0]
+    x, y = view.x.values, view.y.values
     if view.is_packed:  # rounding leaves zeros
         return None
-    for made, before, after in (("B", view.x, view.y), ("A", view.y, view.x)):
-        for here in (view.few, EVERYWHERE):
-            x, y, p, q = (side.at(*here) for side in (view.x, view.y, before, after))
-            gone = (q.values == 0) & (np.abs(p.values) > FARTHEST * (x.room + y.room))
-            kept = replace(x, values=np.where(gone, y.values, x.values))
-            if here is view.few and not view.may_give(kept, computed=False):
-                break
-        else:
-            if gone.any() and view.gives(kept, computed=False):
-                detail = f"{np.count_nonzero(gone):,} of {gone.size:,}"
-                return view.named(Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES))
+    for made, before, after in (("B", x, y), ("A", y, x)):
+        gone = (after == 0) & (np.abs(before) > FARTHEST * (view.x.room + view.y.room))
+        if gone.any() and view.gives(replace(view.x, values=np.where(gone, y, x)), computed=False):
+            detail = f"{np.count_nonzero(gone):,} of {gone.size:,}"
+            return view.named(Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES))
     return None
 
 

@@ -245,15 +245,15 @@ class View:
         y = self.y.at(*self.few)
         if self.others is None:
             return bool(explained(few, y, computed=computed).all())
-        others, changed = self._others(self.x.at(*self.few), y, few, computed)
-        return bool(2 * np.count_nonzero(others) < np.count_nonzero(changed))
+        changed = np.count_nonzero(~_each_explained(self.x.at(*self.few), y))
+        return bool(2 * np.count_nonzero(~_each_explained(few, y, computed=computed)) < changed)
 
     def gives(self, made: Side, *, computed: bool = True) -> bool:
         """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
-        if not self.may_give(made.at(*self.few), computed=computed):
-            return False  # most deeds end here
         if self.others is not None:
             return self._gives_most(made, computed)
+        if not explained(made.at(*self.few), self.y.at(*self.few), computed=computed).all():
+            return False  # most deeds end here
         sides = [(made, self.y)]
         if self.is_whole:
             sides.append((made.turned, self.y.turned))
@@ -267,21 +267,18 @@ class View:
 
     def _gives_most(self, made: Side, computed: bool) -> bool:
         """True if more than half of the values that changed are T(x); keeps the others."""
-        others, changed = self._others(self.x, self.y, made, computed)
-        if 2 * np.count_nonzero(others) >= np.count_nonzero(changed):
-            return False
-        sides = (self.x, self.y, made)
-        before, after, now_there = (side.values[changed & ~others] for side in sides)
+        for places in (self.few, EVERYWHERE):
+            x, y, now = (side.at(*places) for side in (self.x, self.y, made))
+            others = ~_each_explained(now, y, computed=computed)
+            changed = ~_each_explained(x, y)
+            if 2 * np.count_nonzero(others) >= np.count_nonzero(changed):
+                return False
+        before, after, now_there = (side.values[changed & ~others] for side in (x, y, now))
         self.left = error_of(now_there, after)
         if not self.left <= CLEARER * error_of(before, after):
             return False
         self.others = others
         return True
-
-    @staticmethod
-    def _others(x: Side, y: Side, made: Side, computed: bool) -> tuple[np.ndarray, np.ndarray]:
-        """True for values that are not T(x), and for those that are not x, (n, c) each."""
-        return ~_each_explained(made, y, computed=computed), ~_each_explained(x, y)
 
     @property
     def tolerance(self) -> float:

@@ -24,12 +24,12 @@ from weightscope.heads.circuits.stream import (
 from weightscope.model.model import Model
 from weightscope.model.opened import Opened
 from weightscope.model.text.tokenizer import Tokenizer, token_names
-from weightscope.pairs.deeds.pair import AT_ONCE
 
 TEXTS, LENGTH = 16, 32  # random texts, and their tokens
 TOP = 20  # tokens listed
 NAMED = 8  # tokens in a sentence
 NULLS = 3  # most models with the same changes shuffled, that tokens have to rise above
+AT_ONCE = 8  # rows that are shuffled together: they stay in a core's cache
 ABOVE_CHANCE = 1.5  # times the largest rise there
 # power of the base's probability by which a rise is divided: 0 favours frequent tokens, 1 rare ones
 BY_FREQUENCY = 0.7
@@ -148,9 +148,8 @@ class ShuffledChange(WholeTensor, DerivedTensor):
         rng = np.random.default_rng([self.seed, *self.name.encode()])
         rows, *others = (rng.permutation(size) for size in before.shape)
         made = np.empty(before.shape, np.float32)
-        step = max(1, AT_ONCE * len(rows) // max(1, before.size))  # what fits in a cache
-        for start in range(0, len(rows), step):
-            here = slice(start, start + step)
+        for start in range(0, len(rows), AT_ONCE):
+            here = slice(start, start + AT_ONCE)
             change = after[rows[here]].astype(np.float32) - before[rows[here]]
             for axis, order in enumerate(others, 1):
                 change = np.take(change, order, axis=axis)
