@@ -40,8 +40,6 @@ OFTEN = ("bfloat16", "drift 1 %", "drift 3 %", "rank 4, all", "8 bits, rows", "4
          "stream permuted")  # fmt: skip
 SLOW = 0.2  # seconds before each answer of a slow repository
 FAULTS = ("503", "breaks off", "other range", "shorter")
-HEADER = ("run", "repositories", "made", "kept", "errors", "requests", "megabytes", "families", "families_right",
-          "pairs", "pairs_within_families", "ordered", "ordered_right", "same_tables", "seconds")  # fmt: skip
 
 
 @dataclass
@@ -189,17 +187,20 @@ def kill_two(dask: DaskProcesses, out: Path, left: list[int]) -> Callable[[], No
     return watch
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def judged(out: Path, population: Population) -> dict[str, Any]:
     """How many families and orders are right."""
-    with (out / "checkpoints.csv").open(newline="") as file:
-        found = {row["name"]: row["family"] for row in csv.DictReader(file)}
+    found = {row["name"]: row["family"] for row in rows_of(out / "checkpoints.csv")}
     truth, named = defaultdict[int, set[str]](set), defaultdict[str, set[str]](set)
     for name, family in population.family.items():
         truth[family].add(name)
     for name, number in found.items():
         named[number].add(name)
-    with (out / "tree.csv").open(newline="") as file:
-        edges = list(csv.DictReader(file))
+    edges = rows_of(out / "tree.csv")
     ordered = [row for row in edges if row["first"]]
 
     def is_right(row: dict[str, str]) -> bool:
@@ -237,7 +238,7 @@ def main(repositories: int, prove: int, out: Path) -> None:
         hostile = ["<script>alert(1)</script>", "../../etc/passwd", population.listed[0]]
         Folder(work).text(listing.name, "".join(f"{name}\n" for name in [*population.listed, *hostile]))
         click.echo(f"{repositories} repositories made in {time.perf_counter() - began:.0f} s")
-        rows: list[list[Any]] = []
+        rows: list[dict[str, Any]] = []
 
         def measured(title: str, folder: Path, *more: str, watch: Callable[[], None] = lambda: None) -> None:
             before, sent, begun = len(server.requests), server.sent, time.perf_counter()
@@ -248,9 +249,9 @@ def main(repositories: int, prove: int, out: Path) -> None:
                 "run": title, "repositories": repositories, "made": result["made"],
                 "kept": result["checkpoints"] - result["made"], "errors": len(result["errors"]),
                 "requests": len(server.requests) - before, "megabytes": round((server.sent - sent) / 1e6, 1),
-                "same_tables": "", "seconds": round(seconds), **judged(folder, population),
+                **judged(folder, population), "same_tables": "", "seconds": round(seconds),
             }  # fmt: skip
-            rows.append([row[name] for name in HEADER])
+            rows.append(row)
             click.echo(", ".join(f"{name} {value}" for name, value in row.items()))
 
         first, fresh = work / "first", work / "fresh"
@@ -268,12 +269,10 @@ def main(repositories: int, prove: int, out: Path) -> None:
         finally:
             dask.close()
         measured("anew, one process, nothing killed", fresh)
-        rows[-1][HEADER.index("same_tables")] = same = tables(first) == tables(fresh)
-        rows[-2][HEADER.index("same_tables")] = same
+        rows[-1]["same_tables"] = rows[-2]["same_tables"] = same = tables(first) == tables(fresh)
         folder = Folder(out)
-        folder.table("hub.csv", Table.of_rows(HEADER, rows))
-        with (fresh / "errors.csv").open(newline="") as file:
-            kinds = Counter(row["error"][:60] for row in csv.DictReader(file))
+        folder.table("hub.csv", Table.of_rows(list(rows[0]), [list(row.values()) for row in rows]))
+        kinds = Counter(row["error"][:60] for row in rows_of(fresh / "errors.csv"))
         click.echo("\n".join(f"{count} x {kind}" for kind, count in kinds.most_common()))
         if not same:
             differ = [name for name, content in tables(first).items() if content != tables(fresh)[name]]

@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise, repeat
-from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.commands import Cost, anonymous_megabytes, timed
+from benchmarks.commands import Cost, alone, anonymous_megabytes, timed
 from benchmarks.results import Bench, Measured, before_row
 from benchmarks.synthetic import SEVEN, SEVENTY, Sizes, write
 from weightscope.core.compute import lapack
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.half import Weights
+from weightscope.core.errors import counted
 from weightscope.heads.audit.audit import AuditOptions, measure_task, measured_forms
 from weightscope.heads.audit.batch import FinishedLayers, report_task
 from weightscope.heads.audit.measure import Arrays
@@ -163,8 +163,7 @@ def costs(folder: Path | str, rounds: int, names: Iterable[str] = (*FLOORS, *WOR
     costs_of: dict[str, list[Cost]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, runs in costs_of.items():
-            with get_context("spawn").Pool(1) as pool:
-                runs.append(pool.apply(cost, (name, folder)))
+            runs.append(alone(cost, name, folder))
     return costs_of
 
 
@@ -184,12 +183,12 @@ def least(folder: Path) -> tuple[float, float]:
     return float(sum(t.nbytes for t in tensors)), factors * config.d_model * config.head_dim * (config.head_dim + 1.0)
 
 
-def rows(title: str, costs: dict[str, list[Cost]], folder: Path, began: dict[str, float]) -> list[Measured]:
+def rows(title: str, folder: Path, rounds: int) -> list[Measured]:
     """Every task against its lower bound in the same round."""
-    reads, flops = least(folder)
+    began, spent, (reads, flops) = before_row(), costs(folder, rounds), least(folder)
     return [
         Measured.of(
-            f"{title}: {name}", costs[name], costs[FLOOR_OF[name]], FLOOR_OF[name], reads=reads, flops64=flops, **began
+            f"{title}: {name}", spent[name], spent[FLOOR_OF[name]], FLOOR_OF[name], reads=reads, flops64=flops, **began
         )
         for name in WORK
     ]
@@ -200,9 +199,7 @@ def run(shapes: dict[str, tuple[int, int]]) -> list[Measured]:
     measured = []
     for shape, (layers, rounds) in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
-            source, began = write_shape(Path(folder), shape, layers), before_row()
-            title = f"{shape}, {layers} layer{'s' if layers > 1 else ''}"
-            measured += rows(title, costs(source, rounds), source, began)
+            measured += rows(f"{shape}, {counted(layers, 'layer')}", write_shape(Path(folder), shape, layers), rounds)
     return [*measured, directions()]
 
 
@@ -214,9 +211,9 @@ def run(shapes: dict[str, tuple[int, int]]) -> list[Measured]:
 def main(shape: str, layers: int, checkpoint: Path | None, rounds: int) -> None:
     """Print the cost of singular values and of an audit as ratios to lower bounds."""
     with tempfile.TemporaryDirectory() as temporary:
-        source, began = checkpoint or write_shape(Path(temporary), shape, layers), before_row()
-        title = source.name if checkpoint else f"{shape}, {layers} layers"
-        click.echo(Bench({}, rows(title, costs(source, rounds), source, began)).table())
+        source = checkpoint or write_shape(Path(temporary), shape, layers)
+        title = source.name if checkpoint else f"{shape}, {counted(layers, 'layer')}"
+        click.echo(Bench({}, rows(title, source, rounds)).table())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Bigram AUROC over a full vocabulary, against the bare float32 products of its scores.
-
-python -m benchmarks.auroc [--heads N] [--numpy-heads N]
-"""
+"""Bigram AUROC over a full vocabulary, against the bare float32 products of its scores."""
 
 import subprocess
 import sys
@@ -10,12 +7,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import click
 import numpy as np
 import scipy.sparse
 
 from benchmarks.commands import Cost, timed
-from benchmarks.results import Measured, before_row, table
+from benchmarks.results import Measured, before_row
 from weightscope.core.errors import counted
 from weightscope.model.metrics.auroc import aligned, auroc_by_token
 
@@ -44,7 +40,7 @@ def factors(head: int, vocabulary: int = VOCAB) -> tuple[np.ndarray, np.ndarray]
     return left, right
 
 
-def measure(heads: int = HEADS, numpy_heads: int = 2, vocabulary: int = VOCAB) -> list[Measured]:
+def measure(heads: int, numpy_heads: int, vocabulary: int = VOCAB) -> list[Measured]:
     """Time products and AUROC alternately, head by head, so that other load affects both alike.
 
     Times are for 12 heads, from the median head; the floor is products of rows into one buffer with the threads of
@@ -131,15 +127,3 @@ def peak_megabytes(counts: scipy.sparse.csr_matrix, path: str) -> float:
         scipy.sparse.save_npz(file, counts, compressed=False)
         done = subprocess.run([sys.executable, "-c", PEAK, str(file), path], check=True, capture_output=True, text=True)
     return int(done.stdout) * 1024 / 1e6
-
-
-@click.command()
-@click.option("--heads", default=HEADS, show_default=True)
-@click.option("--numpy-heads", default=2, show_default=True)
-def main(heads: int, numpy_heads: int) -> None:
-    """Print the table."""
-    click.echo(table("task", measure(heads, numpy_heads)))
-
-
-if __name__ == "__main__":
-    main()

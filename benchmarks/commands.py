@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def inner_cost(
         peak = python_cost(*arguments, report, python=python, **variables).peak
         told = json.loads(report.read_text())
     return Cost(told["wall"], told["cpu"], peak), told
+
+
+def alone(work: Callable[..., Any], *arguments: object, cores: int | None = None) -> Any:
+    """The result of a function in a process of its own, on so many cores if the system can restrict it to some."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    try:
+        if allowed:
+            os.sched_setaffinity(0, sorted(allowed)[:cores])  # before its imports, which start threads
+        with get_context("spawn").Pool(1) as pool:
+            return pool.apply(work, arguments)
+    finally:
+        if allowed:
+            os.sched_setaffinity(0, allowed)
 
 
 def plain_read(*files: Path) -> Cost:

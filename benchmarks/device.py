@@ -7,7 +7,6 @@ python -m benchmarks.device --device cpu --small      # seconds: tests that it r
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 import weightscope as ws
 from benchmarks.audit import write_shape
 from benchmarks.auroc import zipf_counts
+from benchmarks.commands import timed
 from weightscope.core.compute.cores import in_threads, usable_cores
 from weightscope.core.compute.device import CPU, Device, open_device
 from weightscope.core.errors import CheckpointError
@@ -161,9 +161,7 @@ def audit(device_name: str, shape: str, layers: int) -> dict[str, float]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return timed(work).wall
 
 
 @click.command()

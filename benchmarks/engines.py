@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -68,9 +68,3 @@ def plan(bench: Bench) -> str:
             spent += f", {row.peak_mb or 0:,.0f} MB"
             lines.append(f"| {each.name} | {each.reads:,.0f} GB | {spent} | {each.words}, times {each.times:,.0f} |")
     return "\n".join(lines) + "\n"
-
-
-def listed(path: Path, models: Sequence[Path]) -> Path:
-    """A list of checkpoints, as `audit` takes it."""
-    path.write_text("".join(f"{model}\n" for model in models))
-    return path

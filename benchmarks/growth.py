@@ -5,13 +5,10 @@ its cost at the largest size, and the exponents with which CPU time and memory g
 CPU time of the tiny size is a constant that every size pays, so it is subtracted before the fit.
 """
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +18,7 @@ import numpy as np
 import weightscope as ws
 from benchmarks.audit import anonymous_peak
 from benchmarks.auroc import zipf_counts
-from benchmarks.commands import Cost, anonymous_megabytes, timed
+from benchmarks.commands import Cost, alone, anonymous_megabytes, timed
 from benchmarks.results import Measured, before_row
 from benchmarks.synthetic import Sizes, write
 from weightscope.core.compute.cores import hand_back, usable_cores
@@ -125,23 +122,10 @@ def in_this_process(work: str, sizes: Sizes) -> Taken:
     return Taken([(cost.wall, cost.cpu) for cost in taken], least, peak[0] - before)
 
 
-ALONE = """
-import json, os, sys
-sizes = json.loads(sys.argv[2])
-cores = int(sys.argv[3])
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-from benchmarks.growth import Sizes, in_this_process
-print(json.dumps(in_this_process(sys.argv[1], Sizes(**sizes))))
-"""
-
-
 @cache
-def alone(work: str, sizes: Sizes, cores: int) -> Taken:
+def in_own_process(work: str, sizes: Sizes, cores: int) -> Taken:
     """The same in a separate process that may use `cores` cores. Cached, since series share sizes."""
-    command = [sys.executable, "-c", ALONE, work, json.dumps(asdict(sizes)), str(cores)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return Taken(*json.loads(done.stdout))
+    return alone(in_this_process, work, sizes, cores=cores)
 
 
 def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
@@ -154,7 +138,7 @@ def power(sizes: tuple[int, ...], values: list[float]) -> float | None:
 def row(series: Series) -> Measured:
     """One series: costs of the largest size against the smallest, and powers of CPU seconds and memory."""
     by_cores, began = series.against == "cores", before_row()
-    results = [alone(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
+    results = [in_own_process(series.work, series.sizes(n), n if by_cores else usable_cores()) for n in series.values]
     cpu, peaks = [min(cpu for _, cpu in taken.rounds) for taken in results], [taken.peak for taken in results]
     first, last = ([Cost(*spent, taken.peak) for spent in taken.rounds] for taken in (results[0], results[-1]))
     return Measured.of(

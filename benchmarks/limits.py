@@ -6,11 +6,11 @@ table of benchmarks/README.md compares every task with that bound.
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.commands import forget, plain_read, timed
 from benchmarks.results import Bench, Measured, duration
 
 FILE_BYTES = 512 << 20
@@ -32,31 +32,19 @@ def machine_limits() -> dict[str, float]:
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-        rates["cached"] = max(_bytes_a_second(file.name) for _ in range(ROUNDS))
+        path = Path(file.name)
+        rates["cached"] = max(FILE_BYTES / plain_read(path).wall for _ in range(ROUNDS))
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            rates["disk"] = _bytes_a_second(file.name)
+            forget(path)
+            rates["disk"] = FILE_BYTES / plain_read(path).wall
     return rates | {f"flops{8 * dtype().nbytes}": _operations_a_second(dtype) for dtype in (np.float32, np.float64)}
-
-
-def _bytes_a_second(name: str) -> float:
-    buffer = bytearray(PIECE)
-    with Path(name).open("rb", buffering=0) as file:
-        began, total = time.perf_counter(), 0
-        while n := file.readinto(buffer):
-            total += n
-    return total / (time.perf_counter() - began)
 
 
 def _operations_a_second(dtype: type) -> float:
     """Operations per second of a product on all cores, the best of several."""
     a, b = np.random.default_rng(0).standard_normal((2, N, N)).astype(dtype)
-    out, best = np.empty_like(a), 0.0
-    for _ in range(ROUNDS + 1):  # the first starts the threads
-        began = time.perf_counter()
-        np.matmul(a, b, out=out)
-        best = max(best, 2 * N**3 / (time.perf_counter() - began))
-    return best
+    out, rounds = np.empty_like(a), range(ROUNDS + 1)  # the first starts the threads
+    return 2 * N**3 / min(timed(lambda: np.matmul(a, b, out=out)).wall for _ in rounds)
 
 
 def limit(each: Measured, limits: dict[str, float]) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 import scipy
 
 from benchmarks.commands import Cost
+from weightscope.core.compute.cores import usable_cores
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder
 
@@ -28,6 +29,7 @@ LEAST_CHANGE = 0.05  # of a ratio; on a shared machine, less cannot be distingui
 OF_ONE_ROUND = 0.25  # of a ratio from a single round, whose noise is not known
 COLUMNS = "| ratio | to | time | CPU time | peak memory | other work (load) |"  # after the title of a table
 IDLE = 0.5  # cores; a row shows seconds if other processes kept fewer busy
+PROC_STAT = Path("/proc/stat")
 NAP, NAPS = 0.5, 4  # seconds in which other work is read; further ones if there is some
 SPREADS = 3.0  # robust standard deviations of both runs together; a smaller change is noise
 
@@ -157,7 +159,8 @@ def _cells(each: Measured) -> list[str]:
     times = [duration(each.seconds), duration(each.cpu) if each.cpu is not None else ""] if each.idle else ["", ""]
     other = "" if each.other is None else f"{each.other:.1f}"
     load = "" if each.load is None else f"({each.load:.1f})"
-    return [shown, each.floor, *times, peak_of(each), f"{other} {load}".strip()]
+    peak = "" if each.peak_mb is None else f"{each.peak_mb:.0f} MB"
+    return [shown, each.floor, *times, peak, f"{other} {load}".strip()]
 
 
 def taken(bench: Bench) -> str:
@@ -183,16 +186,14 @@ def in_cores(stat: Callable[[], str], sleep: Callable[[float], None]) -> float:
     return float(cores * (1 - spent[3:5].sum() / max(spent.sum(), 1)))  # idle, and waiting for a disk
 
 
-def proc_stat() -> str:
-    return Path("/proc/stat").read_text()
-
-
-def before_row(stat: Callable[[], str] = proc_stat, sleep: Callable[[float], None] = time.sleep) -> dict[str, float]:
+def before_row(
+    stat: Callable[[], str] = PROC_STAT.read_text, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, float]:
     """`load` and `other` of a row that begins now: what is written first goes to the disk, and a burst is let pass."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     os.sync()
     other = load
-    for _ in range(NAPS if Path("/proc/stat").exists() else 0):
+    for _ in range(NAPS if PROC_STAT.exists() else 0):
         other = in_cores(stat, sleep)
         if other < IDLE:
             break
@@ -217,7 +218,7 @@ def this_machine() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
         "blas": blas(),
         "python": platform.python_version(),
@@ -260,10 +261,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def peak_of(measured: Measured) -> str:
-    return "" if measured.peak_mb is None else f"{measured.peak_mb:.0f} MB"
-
-
 def comparison(old: Bench, new: Bench) -> list[str]:
     """One line per task: whether it changed by more than noise between the runs."""
     before = {each.name: each for each in old.measured}
@@ -283,7 +280,3 @@ def comparison(old: Bench, new: Bench) -> list[str]:
             f"{verdict:10} {each.name}: {was.ratio:.2f} -> {each.ratio:.2f} ({change:+.0%}, noise {noise:.0%})"
         )
     return lines + [f"gone       {name}" for name in before]
-
-
-def slower(lines: Sequence[str]) -> bool:
-    return any(line.startswith("SLOWER") for line in lines)

@@ -4,13 +4,14 @@ import ctypes
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-from benchmarks.synthetic import Sizes
+from benchmarks.synthetic import Sizes, header_of, pieces
 from weightscope.pairs.deeds.rounding import CASTS
 
 POOL = (1 << 20) - 256  # values, drawn once and written repeatedly; a whole number of ggml's largest blocks
@@ -38,30 +39,20 @@ PACKED: dict[str, Pack] = {
 }
 
 
-def pieces(packed: np.ndarray, values: int, number: int) -> Iterator[np.ndarray]:
+def blocks_of(packed: np.ndarray, shape: tuple[int, ...], number: int) -> Iterator[np.ndarray]:
     """The blocks of a tensor: the pool's, from another place for each tensor, repeatedly."""
     per_block = POOL // len(packed)
-    left, start = values // per_block, 7919 * number * 256 % POOL // per_block
-    while left:
-        piece = packed[start : start + left]
-        yield piece
-        left, start = left - len(piece), 0
+    return pieces(packed, 7919 * number * 256 % POOL // per_block, prod(shape) // per_block)
 
 
 def write_safetensors(folder: Path, sizes: Sizes, packed: np.ndarray, dtype: str, changed: str = "") -> Path:
     """A checkpoint in one file; the tensor `changed` has the values of another place."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
-    header, offset = {}, 0
-    for name, shape in sizes.shapes:
-        stop = offset + int(np.prod(shape)) * packed.shape[1]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}
-        offset = stop
-    text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_of(dict(sizes.shapes), dtype, packed.shape[1])[0])
         for number, (name, shape) in enumerate(sizes.shapes):
-            for piece in pieces(packed, int(np.prod(shape)), number + 1000 * (name == changed)):
+            for piece in blocks_of(packed, shape, number + 1000 * (name == changed)):
                 piece.tofile(file)
     return folder
 
@@ -82,7 +73,7 @@ def write_gguf(path: Path, sizes: Sizes, packs: dict[str, np.ndarray], kinds: Ca
         layer = int(stem[2]) if len(stem) > 2 else 0
         new = f"blk.{layer}.{NAMES[last]}" if len(stem) > 2 else NAMES[".".join([*stem, last])]
         kind = "F32" if len(shape) == 1 else kinds(new, layer)
-        rows = np.concatenate([*pieces(packs[kind], int(np.prod(shape)), number)]).reshape(shape[0], -1)
+        rows = np.concatenate([*blocks_of(packs[kind], shape, number)]).reshape(shape[0], -1)
         if last in ("q_proj", "k_proj"):  # pairs that rotate together are neighbours
             rows = rows.reshape(sizes.heads, 2, sizes.head_dim // 2, -1).swapaxes(1, 2).reshape(shape[0], -1)
         array = rows.view(np.float32).reshape(shape) if kind == "F32" else rows

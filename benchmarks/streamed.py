@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.synthetic import BLOCK, Sizes, write
+from benchmarks.synthetic import BLOCK, DEVIATION, Sizes, cut_to_bf16, write
 from tests.support.hub_server import Hole, serve
 
 CACHED_BYTES = 10**9  # of a streamed model; older blocks of its cache are deleted
@@ -25,8 +25,8 @@ class MadeUp(Hole):
         with path.open("rb") as file:
             length = file.read(8)
             super().__init__(length + file.read(int.from_bytes(length, "little")), path.stat().st_size)
-        values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(0.02)
-        self.values = np.roll((values.view(np.uint32) >> 16).astype("<u2"), -7919 * number).tobytes()
+        values = np.random.default_rng(0).standard_normal(BLOCK + 1, np.float32) * np.float32(DEVIATION)
+        self.values = np.roll(cut_to_bf16(values), -7919 * number).tobytes()
 
     def __getitem__(self, span: slice) -> bytes:
         begin, end, _ = span.indices(self.size)

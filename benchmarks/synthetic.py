@@ -107,7 +107,7 @@ class Spectra:
         if self.moved:
             step = self.moved * np.linalg.norm(scale) / np.sqrt(r * d)
             w += np.float32(step) * np.roll(self.noise, index, axis=1)
-        return (w.view(np.uint32) >> 16).astype("<u2")
+        return cut_to_bf16(w)
 
     def tensor(self, name: str, number: int) -> np.ndarray:
         """A whole tensor of attention: the factors of its heads, stacked; side by side for o."""
@@ -116,6 +116,30 @@ class Spectra:
         profile = self.profiles["qk" if letter in "qk" else "vo"]
         rows = np.concatenate([self.factor(profile, number * self.sizes.heads + head) for head in range(heads)])
         return np.ascontiguousarray(rows.T) if letter == "o" else rows
+
+
+def cut_to_bf16(w: np.ndarray) -> np.ndarray:
+    """BF16 bit patterns of float32 numbers, rounded towards zero."""
+    return (w.view(np.uint32) >> 16).astype("<u2")
+
+
+def header_of(shapes: Mapping[str, tuple[int, ...]], dtype: str, size: int) -> tuple[bytes, int]:
+    """The start of a .safetensors file of tensors with `size` bytes a value, and the number of bytes that follow."""
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        stop = offset + size * prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text, offset
+
+
+def pieces(pool: np.ndarray, start: int, length: int) -> Iterator[np.ndarray]:
+    """So many entries of a pool, from one place to its end and then all of it repeatedly."""
+    while length:
+        piece = pool[start : start + length]
+        yield piece
+        length, start = length - len(piece), 0
 
 
 def write(
@@ -128,51 +152,39 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.config))
     tensors, heads = list(sizes.shapes), Spectra(sizes, moved) if spectra else None
-    if shards == 1:
-        write_file(folder / "model.safetensors", dict(tensors), holes, moved=moved, heads=heads)
-        return folder
     each, weight_map = ceil(len(tensors) / shards), {}
-    for shard in range(ceil(len(tensors) / each)):
-        part, name = dict(tensors[shard * each : (shard + 1) * each]), f"model-{shard + 1:05d}.safetensors"
-        write_file(folder / name, part, holes, shard * each, moved, heads)
+    for first in range(0, len(tensors), each):
+        part = dict(tensors[first : first + each])
+        name = f"model-{first // each + 1:05d}.safetensors" if shards > 1 else "model.safetensors"
+        write_file(folder / name, part, holes, first, moved, heads)
         weight_map |= dict.fromkeys(part, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
 def write_file(
-    path: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    holes: bool = False,
-    first: int = 0,
-    moved: float = 0.0,
-    heads: Spectra | None = None,
+    path: Path, shapes: Mapping[str, tuple[int, ...]], holes: bool, first: int, moved: float, heads: Spectra | None
 ) -> None:
     """Write a .safetensors file of BF16 tensors, or holes; `first` numbers its tensors.
 
     Weights are normal with deviation 0.02; with `heads` attention's come from there, and norms are ones.
     """
-    header, offset = {}, 0
-    for name, shape in shapes.items():
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + 2 * prod(shape)]}
-        offset += 2 * prod(shape)
-    text = json.dumps(header).encode()
+    header, size = header_of(shapes, "BF16", 2)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header)
         if holes:
-            file.truncate(8 + len(text) + offset)
+            file.truncate(len(header) + size)
             return
         rng = np.random.default_rng(0)
         values = rng.standard_normal(BLOCK + 1, np.float32) * np.float32(DEVIATION)
         values += rng.standard_normal(BLOCK + 1, np.float32) * np.float32(DEVIATION * moved)
-        drawn = (values.view(np.uint32) >> 16).astype("<u2")
+        drawn = cut_to_bf16(values)
         for number, (name, shape) in enumerate(shapes.items(), first):
             if heads is not None and (len(shape) == 1 or "self_attn" in name):
                 whole = np.full(shape, ONE, "<u2") if len(shape) == 1 else heads.tensor(name, number)
                 whole.tofile(file)
                 continue
-            left, start = prod(shape), 7919 * number % BLOCK  # each tensor starts elsewhere, so that no two are equal
-            while left:
-                piece = drawn[start : start + left]
+            # Each tensor starts elsewhere, so that no two are equal; with an odd period, so that rows differ.
+            for piece in pieces(drawn, 7919 * number % BLOCK, prod(shape)):
                 piece.tofile(file)
-                left, start = left - len(piece), 0  # long tensors repeat with an odd period, so rows differ

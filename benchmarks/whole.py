@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,10 +129,6 @@ def gram(model: Callable[[], object]) -> Callable[[], Cost]:
     return lambda: costs(str(model()), 1, [GRAM])[GRAM][0]
 
 
-def weights(folder: Path) -> Path:
-    return folder / "model.safetensors"
-
-
 def starts(given: Given) -> Iterator[Task]:
     """Commands that take less than two seconds."""
     rounds = 2 if given.tiny else 7
@@ -153,17 +149,9 @@ def audits(given: Given) -> Iterator[Task]:
         yield Task(PEOPLE, "`audit` of GPT-2's attention, with figures and page", given.run("audit", gpt2), gram(gpt2),
                    GRAM, given.rounds)  # fmt: skip
     seven = given.model("seven", ATTENTION)
-    for command in ("audit", "audit --directions 0", "audit --directions 2"):
+    for command in ("audit", "audit --directions 0", "audit --directions 2", "fingerprint"):
         yield Task(PEOPLE, f"`{command}` of a 7B's attention, 32,000 tokens", given.run(command, seven), gram(seven),
                    GRAM, ready=seven)  # fmt: skip
-    yield Task(
-        PEOPLE,
-        "`fingerprint` of a 7B's attention, 32,000 tokens",
-        given.run("fingerprint", seven),
-        gram(seven),
-        GRAM,
-        ready=seven,
-    )
 
 
 def audits_of_shapes(given: Given) -> Iterator[Task]:
@@ -178,16 +166,14 @@ def audits_of_shapes(given: Given) -> Iterator[Task]:
     for layers in (8, 80):
         sizes = given.sizes(replace(SEVENTY, layers=layers))
 
-        def work(sizes: Sizes = sizes) -> Cost:
-            with served(sizes, given.top / "work") as name:
-                return given.run("audit", lambda: name)()
-
-        def floor(sizes: Sizes = sizes) -> Cost:
-            with served(sizes, given.top / "floor") as name:
-                return gram(lambda: name)()
+        def streamed(of: Callable[[Callable[[], object]], Callable[[], Cost]], top: str, sizes: Sizes = sizes) -> Cost:
+            with served(sizes, given.top / top) as name:
+                return of(lambda: name)()
 
         if layers == 8 or given.rounds > 3:  # the whole takes ten minutes
-            yield Task(PEOPLE, f"`audit` of {layers} layers of a 70B, streamed from a local server", work, floor, GRAM)
+            yield Task(PEOPLE, f"`audit` of {layers} layers of a 70B, streamed from a local server",
+                       partial(streamed, partial(given.run, "audit"), "work"), partial(streamed, gram, "floor"),
+                       GRAM)  # fmt: skip
 
 
 def pairs(given: Given) -> Iterator[Task]:
@@ -200,7 +186,7 @@ def pairs(given: Given) -> Iterator[Task]:
     both = (a, b)
     for name in ("lineage", "learned"):
         yield Task(PEOPLE, f"`{name}` of two 7B, 27 GB", given.run(name, *both),
-                   lambda: plain_read(*(weights(each()) for each in both)), READ,
+                   lambda: plain_read(*(same.stored(each()) for each in both)), READ,
                    ready=lambda: [each() for each in both])  # fmt: skip
 
 
@@ -210,7 +196,9 @@ def by_engine(given: Given) -> Iterator[Task]:
     models = [given.model(f"model{i}", sizes) for i in range(4)]
 
     def listed() -> Path:
-        return engines.listed(given.top / "list.txt", [made() for made in models])
+        path = given.top / "list.txt"
+        path.write_text("".join(f"{made()}\n" for made in models))
+        return path
 
     def dask(workers: int) -> Callable[[], Cost]:
         return lambda: engines.by_dask(workers, lambda command: given.run(command, listed)())
@@ -264,7 +252,7 @@ def cold(given: Given) -> Iterator[Task]:
     a = given.model("a", replace(ATTENTION, layers=20))
     b = cache(lambda: Path(shutil.copytree(a(), given.top / "b")))
     for command, sources in (("audit", (a,)), ("same", (a, b)), ("inspect --check", (a,))):
-        yield cold_task(command, given.run(command, *sources), lambda s=sources: [weights(made()) for made in s])
+        yield cold_task(command, given.run(command, *sources), lambda s=sources: [same.stored(made()) for made in s])
 
 
 def cold_task(command: str, run: Callable[[], Cost], files: Callable[[], list[Path]]) -> Task:
@@ -298,7 +286,7 @@ def other_tools(given: Given) -> Iterator[Task | Rows]:
                    ours("our gguf", file), "weightscope", given.rounds)  # fmt: skip
     for name in ([checkpoints.GPT2] if given.gpt2 else []) + [checkpoints.SMOLLM2]:
         folder, of_heads = given.out / name, f"{name}, singular values of every head"
-        ready, spectra = lambda: checkpoints.made(given.gpt2, given.out), ours("our spectra", folder)
+        ready, spectra = lambda: checkpoints.make(given.gpt2, given.out), ours("our spectra", folder)
         yield Task(TOOLS, f"{of_heads}: weightscope", spectra, gram(folder.__fspath__), GRAM, given.rounds, ready)
         yield Task(TOOLS, f"{of_heads}: numpy.linalg on dense maps", lambda folder=folder: dense(folder), spectra,
                    "weightscope", 1, ready, lambda: f"from {DENSE_HEADS} heads")  # fmt: skip

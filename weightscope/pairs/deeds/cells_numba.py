@@ -54,6 +54,40 @@ def count(
     return changed, outer, of_x, of_y, moved
 
 
+@compiled
+def even_grids(low: Any, high: Any, sharing: int, codes: int, two: bool, numbers: Any) -> Any:
+    """Even grids from their first to last values, (n, 1), as `recomputed` makes them: (7, n, 1).
+
+    `sharing` neighbours have scales, and minima if `two`, that are multiples of one; 0 for none.
+    """
+    step, used, scale, least_step, of_half = numbers
+    out = np.empty((7, len(low), 1))
+    reach = below = 0.0
+    for g in range(len(low)):
+        if sharing and g % sharing == 0:
+            reach = below = 0.0
+            for k in range(g, g + sharing):
+                reach = np.maximum(reach, np.abs(high[k, 0] - low[k, 0]))
+                below = np.maximum(below, np.abs(low[k, 0]))
+        first, last = low[g, 0], high[g, 0]
+        least, most = np.minimum(first, last), np.maximum(first, last)
+        span = most - least
+        fine = lost = scale * (span + np.maximum(np.abs(first), np.abs(last))) + least_step
+        unsure, half = least_step, span * step / 2
+        end = half
+        if sharing:
+            of_scale = (reach + below if two else reach) / (2 * codes)
+            unsure, lost = unsure + of_scale, fine + of_scale
+            end = end + reach / codes / 2 * (step / 2)
+        if codes:
+            more = np.minimum(codes * least_step, half * of_half)
+            fine, lost = fine + more, lost + more
+        room, needed = half * (1 + 1e-4) + fine, span * (1 - scale) * used - unsure
+        for k, made in enumerate((least, most, half, end, room, lost, needed)):
+            out[k, g, 0] = made
+    return out
+
+
 def ends(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The least and the largest value of each group, (n,): x (n, group) float32."""
     low, high = np.empty((2, len(x)), np.int32)

@@ -194,7 +194,7 @@ def in_any_order(views: Sequence[View], sizes: Sizes) -> Deed | None:
 def _in_order_of_blocks(view: View, block: int, what: What) -> Deed | None:
     """Blocks of rows in another order."""
     x, y = view.x.values, view.y.values
-    if block != 1 and not 1 < block < len(x):
+    if (block != 1 and not 1 < block < len(x)) or not _is_elsewhere(view, block):
         return None
     places = places_of(x, y, block, view.tolerance)
     if places is None:
@@ -204,6 +204,16 @@ def _in_order_of_blocks(view: View, block: int, what: What) -> Deed | None:
         return None
     moved = int((places != np.arange(len(places))).sum())
     return Deed(what, detail=f"{moved} of {len(places)} moved", proof=Proof.VALUES)
+
+
+@np.errstate(all="ignore")
+def _is_elsewhere(view: View, block: int) -> bool:
+    """False if no row of x may be the first changed row of y, by a few columns of theirs."""
+    first, columns = np.argmax(view.changed), view.few[1]
+    x = view.x.at(slice(first % block, None, block), columns)
+    y = view.y.at(slice(first, first + 1), columns)
+    is_far = np.abs(x.values - y.values) > 2 * FARTHEST * (x.room + y.room)  # a looser bound
+    return not is_far.any(axis=1).all()
 
 
 def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.ndarray | None:

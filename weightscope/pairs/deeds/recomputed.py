@@ -444,13 +444,23 @@ def _grids(
     places = (places - places[0]) / np.ptp(places)
     steps = np.diff(places)
     largest = len(places) if isinstance(levels, int) else max(map(abs, levels))
+    enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
+    least_used = min(USED, enough * steps.min())
+    spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
+    codes = SCALE_CODES.get(kind)
+    is_shared = codes is not None and y.size % SUPER_BLOCK == 0  # scales are multiples of one
+    if isinstance(levels, int) and NUMBA in sys.modules:
+        sharing = SUPER_BLOCK // y.shape[1] if is_shared else 0
+        numbers = (steps[0], least_used, SCALE, largest * TINY, TINY_SCALES)
+        ends = (low, high, sharing, codes or 0, kind in WITH_MINIMUM)
+        made = import_module(NUMBA).even_grids(*ends, numbers)
+        return Grids(*made, spared, np.ones_like(low), np.zeros_like(low))
     least, most = np.minimum(low, high), np.maximum(low, high)
     span, size = most - least, np.maximum(np.abs(low), np.abs(high))
     fine = lost = SCALE * (span + size) + largest * TINY
     unsure = largest * TINY  # reach of a scale beyond the values that it was made for
-    codes = SCALE_CODES.get(kind)
     quantum = np.zeros(1)  # step of a grid's reach
-    if codes is not None and y.size % SUPER_BLOCK == 0:
+    if is_shared:
         reach = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,)
         groups = SUPER_BLOCK // y.shape[1]
         longest = [
@@ -470,9 +480,7 @@ def _grids(
     if codes is not None:  # the code of a scale multiplies what a tiny one is off by
         more = np.minimum(largest * codes * TINY, half * TINY_SCALES)
         fine, lost = fine + more, lost + more
-    enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
-    needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
-    spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
+    needed = span * (1 - SCALE) * least_used - unsure
     slope, shift = np.ones_like(span), np.zeros_like(span)
     room = half * (1 + 1e-4) + fine
     return Grids(least, most, half, end, room, lost, needed, spared, slope, shift)

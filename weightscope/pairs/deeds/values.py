@@ -25,7 +25,7 @@ from weightscope.pairs.deeds.thresholds import (
     SLIPPED,
     WITH_ONE_FACTOR,
 )
-from weightscope.pairs.deeds.views import Side, Sizes, View, explained
+from weightscope.pairs.deeds.views import EVERYWHERE, Side, Sizes, View, explained
 
 
 @deed(What.REINTERPRETED, "dtype reinterpreted: {way}", called="read as another dtype", order=110)
@@ -98,9 +98,11 @@ def erased_rows(views: Sequence[View], sizes: Sizes) -> Deed | None:
 def _erased(before: Side, after: Side, changed: np.ndarray, sizes: Sizes) -> Deed | None:
     """The erasure of rows that changed, if they were erased."""
     y = after.values
-    if not np.isfinite(y[changed]).all():
+    if not np.isfinite(y).all() and not np.isfinite(y[changed]).all():
         return Deed(What.NOT_FINITE) if np.isfinite(before.values[changed]).all() else None
     places = np.flatnonzero(changed)
+    if y[places[-1]].any():
+        return None  # a cut tail has zeros here too
     first, is_tail = places[0], len(places) > 1 and len(places) == len(y) - places[0]
     here = after.at(slice(first, first + 1))
     # a write may end within the first row
@@ -167,11 +169,12 @@ def rescaled(views: Sequence[View], _: Sizes) -> Deed | None:
     """A factor for all values, each row or column, both, or blocks: the first that fits."""
     view = views[0]
     with np.errstate(all="ignore"):
-        p, q = (side.at(*view.few).values.astype(np.float64) for side in (view.x, view.y))
-        factor = float(_factors(p.reshape(-1), q.reshape(-1), view)[0])
+        x, y = (side.at(*view.few) for side in (view.x, view.y))
+        factor = float(_factors(x.values.reshape(-1), y.values.reshape(-1), view)[0])
         if view.gives(replace(view.x, values=-view.x.values), computed=False):
             return view.named(Deed(What.NEGATED, proof=Proof.VALUES))
-        if np.isfinite(factor) and factor != 0 and view.gives(view.x.times(factor)):
+        is_likely = np.isfinite(factor) and factor != 0 and view.may_give(x.times(factor))
+        if is_likely and view.gives(view.x.times(factor)):
             is_usual = 1 / SLIPPED < abs(factor) < SLIPPED
             slip = "" if is_usual else ": a scale missing, inverted or applied twice"
             return view.named(Deed(What.SCALED, slip, in_digits(factor, 6), proof=_proof(view)))
@@ -216,8 +219,11 @@ def _by_row(view: View) -> Deed | None:
     """A factor for each row."""
     if view.y.values.shape[1] < WITH_ONE_FACTOR:
         return None
-    few = slice(None), view.few[1]
-    factors = _factors(view.x.at(*few).values, view.y.at(*few).values, view)
+    for rows in (view.few[0], slice(None)):
+        x, y = (side.at(rows, view.few[1]) for side in (view.x, view.y))
+        factors = _factors(x.values, y.values, view)
+        if rows is view.few[0] and not view.may_give(x.times(factors)):
+            return None
     made = view.x.times(factors)
     if not _stand_out(made.values, view.x.values, view.y.room) or not view.gives(made):
         return None
@@ -228,18 +234,23 @@ def _by_row_and_column(view: View) -> Deed | None:
     """Factors of rows times factors of columns, by medians."""
     if min(view.y.values.shape) < WITH_ONE_FACTOR:
         return None
-    rows, columns = view.few
-    of_rows, of_columns = (
-        np.log(np.abs(view.y.at(*few).values.astype(np.float64) / view.x.at(*few).values))
-        for few in ((slice(None), columns), (rows, slice(None)))
-    )
-    if np.isnan(of_rows).all(axis=1).any() or np.isnan(of_columns).all(axis=0).any():
-        return None
-    logs = np.nanmedian(of_rows, axis=1, keepdims=True)
-    if not np.isfinite(logs).all():
-        return None
-    factors = np.exp(logs + np.nanmedian(of_columns - logs[rows], axis=0))  # (n, c)
-    made, x, room = view.x.times(factors), view.x.values, view.y.room
+    few, of_few = view.few, None
+    for here in (few, EVERYWHERE):  # factors of few rows and columns rule most changes out
+        of_rows, of_columns = (
+            np.log(np.abs(view.y.at(*at).values.astype(np.float64) / view.x.at(*at).values))
+            for at in ((here[0], few[1]), (few[0], here[1]))
+        )
+        if np.isnan(of_rows).all(axis=1).any() or np.isnan(of_columns).all(axis=0).any():
+            return None
+        logs = np.nanmedian(of_rows, axis=1, keepdims=True)
+        if not np.isfinite(logs).all():
+            return None
+        of_few = logs if of_few is None else of_few
+        factors = np.exp(logs + np.nanmedian(of_columns - of_few, axis=0))  # (n, c)
+        made = view.x.at(*here).times(factors)
+        if here is few and not view.may_give(made):
+            return None
+    x, room = view.x.values, view.y.room
     if not (_stand_out(made.values, x, room) and _stand_out(made.values.T, x.T, room.T)):
         return None
     return _named_scale("row and by column", view, x, factors) if view.gives(made) else None
@@ -247,12 +258,10 @@ def _by_row_and_column(view: View) -> Deed | None:
 
 def _by_block(view: View, offset: bool) -> Deed | None:
     """A factor for each block of neighbours, the widest first; with `offset`, a shift of each."""
-    width = view.y.values.shape[1]
+    width, rows = view.y.values.shape[1], view.few[0]
+    few = View(view.x.at(rows), view.y.at(rows))
     for block in BLOCKS:
-        if width % block or width == block:
-            continue
-        rows = view.few[0]
-        if _in_blocks(View(view.x.at(rows), view.y.at(rows)), block, offset) is None:
+        if width % block or width == block or _in_blocks(few, block, offset) is None:
             continue
         factors = _in_blocks(view, block, offset)
         if factors is not None:
@@ -264,17 +273,19 @@ def _by_block(view: View, offset: bool) -> Deed | None:
 
 def _in_blocks(view: View, block: int, offset: bool) -> np.ndarray | None:
     """The factor of each block, (n, blocks, 1), if they explain y."""
-    x, y = (
-        side.values.reshape(len(side.values), -1, block).astype(np.float64)
-        for side in (view.x, view.y)
-    )
-    means = [each.mean(axis=-1, keepdims=True) if offset else np.zeros(1) for each in (x, y)]
-    factors = _factors(x - means[0], y - means[1], view)
-    made = (x - means[0]) * factors
-    if not _stand_out(made, x - means[0], view.y.room.reshape(x.shape)):
+    first = view.few[0][:4]  # most changes end here
+    for rows in (first, slice(None)):
+        x, y = view.x.at(rows), view.y.at(rows)
+        p, q = (each.values.reshape(len(each.values), -1, block).astype(float) for each in (x, y))
+        means = [each.mean(axis=-1, keepdims=True) if offset else np.zeros(1) for each in (p, q)]
+        factors = _factors(p - means[0], q - means[1], view)
+        scaled = (p - means[0]) * factors
+        made = replace(x, values=(scaled + means[1]).reshape(x.values.shape))
+        if view.others is None and not explained(made, y, computed=True).all():
+            return None
+    if not _stand_out(scaled, p - means[0], y.room.reshape(p.shape)):
         return None
-    made = (made + means[1]).reshape(view.x.values.shape)
-    return factors if view.gives(replace(view.x, values=made)) else None
+    return factors if view.gives(made) else None
 
 
 deed(What.BLOCK_FACTORS, "scaled {way}", called="with blocks multiplied by factors")

@@ -40,6 +40,7 @@ OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
 # roles that are looked up by row
 TABLES = (*OF_VOCABULARY, "positions", "relative_positions", "types")
 SPREAD = 64  # rows or columns that a deed is tried on first
+EVERYWHERE = slice(None), slice(None)  # all rows and columns
 AT_ONCE = 1 << 20  # values compared at a time
 LARGEST_CODE = 255  # largest of integers that may be codes without their scales
 LARGEST_WHOLE = 1 << 24  # values of a tensor seen whole; larger ones in some rows and columns
@@ -107,16 +108,21 @@ class Side(ShowsShapes):
 
     def at(self, *places: np.ndarray | slice) -> "Side":
         """Some rows, and of these the columns that come second."""
-        values, half = self.values, self.half
-        for axis, each in enumerate(places):
-            index = (slice(None),) * axis + (each,)
-            values, half = values[index], None if half is None else half[index]
-        return Side(values, self.unit, self.least, half)
+        half = None if self.half is None else _at(self.half, places)
+        return Side(_at(self.values, places), self.unit, self.least, half)
 
     def times(self, factors: np.ndarray | float) -> "Side":
         """The values multiplied, in float64."""
         half = None if self.half is None else self.half * np.abs(factors)
         return replace(self, values=self.values.astype(np.float64) * factors, half=half)
+
+
+def _at(values: np.ndarray, places: Sequence[np.ndarray | slice]) -> np.ndarray:
+    if len(places) == 2 and not any(isinstance(each, slice) for each in places):
+        return values.T[np.ix_(*places[::-1])].T  # whole rows first would take a copy of them
+    for axis, each in enumerate(places):
+        values = values[(slice(None),) * axis + (each,)]
+    return values
 
 
 def explained(x: Side, y: Side, *, computed: bool = False) -> np.ndarray:
@@ -234,6 +240,14 @@ class View:
             is_near = 2 * np.count_nonzero(_each_explained(few, y)) > few.values.size
         return bool(is_near) and self.gives(self.x.at(places), computed=False)
 
+    def may_give(self, few: Side, *, computed: bool = True) -> bool:
+        """False if T(x) at the `few` rows and columns rules out that `gives` is true."""
+        y = self.y.at(*self.few)
+        if self.others is None:
+            return bool(explained(few, y, computed=computed).all())
+        changed = np.count_nonzero(~_each_explained(self.x.at(*self.few), y))
+        return bool(2 * np.count_nonzero(~_each_explained(few, y, computed=computed)) < changed)
+
     def gives(self, made: Side, *, computed: bool = True) -> bool:
         """True if y is T(x) up to rounding, and clearly nearer to it than to x."""
         if self.others is not None:
@@ -253,7 +267,7 @@ class View:
 
     def _gives_most(self, made: Side, computed: bool) -> bool:
         """True if more than half of the values that changed are T(x); keeps the others."""
-        for places in (self.few, (slice(None), slice(None))):
+        for places in (self.few, EVERYWHERE):
             x, y, now = (side.at(*places) for side in (self.x, self.y, made))
             others = ~_each_explained(now, y, computed=computed)
             changed = ~_each_explained(x, y)
