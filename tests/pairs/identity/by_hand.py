@@ -87,14 +87,14 @@ def identified(arrays):
 
 def arrays_of(folder):
     config = json.loads((folder / "config.json").read_text())
-    found = [
+    matched = [
         (label, name.removeprefix("model."), values)
         for path in sorted(folder.glob("*.safetensors"))
         for name, stored in tensors_in(path)
         for label, values in labelled(name.removeprefix("model."), stored, config).items()
     ]
-    holders = Counter(label for label, _, _ in found)
-    return {f"{label} {name}" if holders[label] > 1 else label: values for label, name, values in found}
+    holders = Counter(label for label, _, _ in matched)
+    return {f"{label} {name}" if holders[label] > 1 else label: values for label, name, values in matched}
 
 
 def labelled(name, values, config):
@@ -104,10 +104,10 @@ def labelled(name, values, config):
     bias = ".bias" if parameter == "bias" else ""
     if module in MODEL:
         return {MODEL[module] + bias: values}
-    found = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
-    if not found:
+    matched = re.fullmatch(r"layers\.(\d+)\.(.+)", module)
+    if not matched:
         return {name: values}
-    number, module = found.groups()
+    number, module = matched.groups()
     if module in LAYER:
         return {f"layer {number} {LAYER[module]}{bias}": values}
     if module == "self_attn.qkv_proj":

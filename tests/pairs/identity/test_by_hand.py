@@ -94,15 +94,15 @@ def llama(folder: Path, dtypes: list[str], rng: np.random.Generator, hard: bool)
 
 
 def check(folder: Path) -> Identity:
-    found = identity(folder)
+    made = identity(folder)
     arrays = by_hand.arrays_of(folder)
-    assert arrays.keys() == found.tensors.keys()
+    assert arrays.keys() == made.tensors.keys()
     for label, values in arrays.items():
-        digest = found.tensors[label]
+        digest = made.tensors[label]
         assert [*digest.exact] == by_hand.exact_kinds(values), label
         assert digest.sha256 == {kind: by_hand.digest(values, kind) for kind in digest.sha256}, label
-    assert by_hand.wsid_of(folder) == found.wsid
-    return found
+    assert by_hand.wsid_of(folder) == made.wsid
+    return made
 
 
 DTYPES = [["F32"], ["F16"], ["BF16"], ["F64"], ["F64", "F32", "F16", "BF16"]]
@@ -111,19 +111,19 @@ DTYPES = [["F32"], ["F16"], ["BF16"], ["F64"], ["F64", "F32", "F16", "BF16"]]
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
 def test_identity_of_hard_values(dtypes: list[str], tmp_path: Path) -> None:
-    found = check(llama(tmp_path / "hard", dtypes, np.random.default_rng(3), hard=True))
+    made = check(llama(tmp_path / "hard", dtypes, np.random.default_rng(3), hard=True))
     zeros = {f"layer 0 {role}.bias" for role in "qkvo"} | {"layer 1 o.bias"}
-    assert found.left_out.keys() == zeros
+    assert made.left_out.keys() == zeros
 
 
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
 def test_sketches_differ_by_float32_at_most(dtypes: list[str], tmp_path: Path) -> None:
     folder = llama(tmp_path / "plain", dtypes, np.random.default_rng(5), hard=False)
-    found = check(folder)
+    made = check(folder)
     for label, values in by_hand.arrays_of(folder).items():
         norm, sums = by_hand.sketch_of(values)
-        assert found.sketches[label].norm == pytest.approx(norm, rel=1e-5)
-        assert np.abs(np.array(found.sketches[label].sums) - sums).max() <= 1
+        assert made.sketches[label].norm == pytest.approx(norm, rel=1e-5)
+        assert np.abs(np.array(made.sketches[label].sums) - sums).max() <= 1
 
 
 def test_a_tied_unembedding_is_left_out_whatever_its_dtype(tmp_path: Path) -> None:

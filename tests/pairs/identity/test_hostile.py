@@ -177,8 +177,8 @@ def test_identity_without_tensors_is_undecided(tmp_path: Path) -> None:
 @pytest.mark.check
 def test_mixture_of_as_many_experts_as_there_are_is_read_back(tmp_path: Path) -> None:
     """More tensors than a header may have, in float32."""
-    one = SOUND["tensors"]["layer 0 gate"] | {"exact": "f32", "f32": "0" * 64}
-    many = {f"layer {i // 384} expert {i % 384} gate": one for i in range(60_000)}
+    entry = SOUND["tensors"]["layer 0 gate"] | {"exact": "f32", "f32": "0" * 64}
+    many = {f"layer {i // 384} expert {i % 384} gate": entry for i in range(60_000)}
     text = json.dumps(SOUND | {"tensors": many, "wsid": ""})
     assert len(text) > 16_000_000
     (tmp_path / "x.id.json").write_text(text)
@@ -238,11 +238,11 @@ def attacked(rng: random.Random, sound: dict[str, Any]) -> dict[str, Any]:
 
 def survives(seeds: range, folder: Path) -> None:
     gguf = json.loads(json.dumps(identity(FOLDER / "model.gguf").as_json()))
-    others = [LLAMA, FOLDER / "model.gguf", FOLDER / "model.id.json"]
+    sources = [LLAMA, FOLDER / "model.gguf", FOLDER / "model.id.json"]
     for seed in seeds:
         rng = random.Random(seed)
         path = saved(folder, attacked(rng, rng.choice((SOUND, gguf))))
-        pair = rng.sample([path, rng.choice([*others, path])], 2)
+        pair = rng.sample([path, rng.choice([*sources, path])], 2)
         try:
             result = ws.same(*pair)
         except ws.CheckpointError as error:

@@ -39,18 +39,18 @@ def put(folder: Path, tensors: Mapping[str, Any], **keys: Any) -> Path:
 
 def kept(source: Path) -> tuple[Path, Identity]:
     """The file of an identity, next to its checkpoint."""
-    found = identity(source)
+    made = identity(source)
     path = source.parent / f"{source.name}.id.json"
-    path.write_text(json.dumps(found.as_json()))
-    return path, found
+    path.write_text(json.dumps(made.as_json()))
+    return path, made
 
 
 def judged(folder: Path, a: Mapping[str, Any], b: Mapping[str, Any], **of_b: Any) -> Same:
     """B by the identity of A; the other way round, and by two identities, the verdict is as strong."""
-    one, other = put(folder / "a", a), put(folder / "b", b, **of_b)
-    file, of_other = kept(one)[0], kept(other)[0]
-    result = ws.same(file, other)
-    for pair in ((other, file), (file, of_other)):
+    original, copy = put(folder / "a", a), put(folder / "b", b, **of_b)
+    file, of_other = kept(original)[0], kept(copy)[0]
+    result = ws.same(file, copy)
+    for pair in ((copy, file), (file, of_other)):
         assert (ws.same(*pair).verdict in ACCEPTED) == (result.verdict in ACCEPTED), pair
     return result
 
@@ -130,15 +130,15 @@ NOT_SHOWN = {
 @pytest.mark.parametrize("how", NOT_SHOWN)
 def test_constants_in_float32_do_not_show_a_rounding(how: str, tmp_path: Path) -> None:
     name, before, after = NOT_SHOWN[how]
-    one, other = put(tmp_path / "a", llama() | {name: before}), put(tmp_path / "b", llama() | {name: after})
-    result = ws.same(kept(one)[0], other)
+    original, copy = put(tmp_path / "a", llama() | {name: before}), put(tmp_path / "b", llama() | {name: after})
+    result = ws.same(kept(original)[0], copy)
     assert result.verdict == "different"
     assert [each.name_b for each in result.differing] == [name]
 
 
 def test_zeros_do_not_show_a_rounding_between_identities(tmp_path: Path) -> None:
-    one, other = put(tmp_path / "a", llama() | {Q: TINY}), put(tmp_path / "b", llama() | {Q: np.zeros_like(TINY)})
-    assert ws.same(kept(one)[0], kept(other)[0]).verdict == "different"
+    original, copy = put(tmp_path / "a", llama() | {Q: TINY}), put(tmp_path / "b", llama() | {Q: np.zeros_like(TINY)})
+    assert ws.same(kept(original)[0], kept(copy)[0]).verdict == "different"
 
 
 def test_values_that_are_not_finite_are_no_silent_nan(tmp_path: Path) -> None:
@@ -151,8 +151,8 @@ def test_values_that_are_not_finite_are_no_silent_nan(tmp_path: Path) -> None:
 # Tensors that are missing, or stand in for others
 
 
-def without(name: str, **others: Any) -> dict[str, Any]:
-    return {key: w for key, w in llama().items() if key != name} | others
+def without(name: str, **added: Any) -> dict[str, Any]:
+    return {key: w for key, w in llama().items() if key != name} | added
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,21 @@ def test_lost_decay_is_different(kind: str, tmp_path: Path) -> None:
 
 # Planted deeds
 
-SOME = ("one norm plus 1", "square matrix transposed", "truncated write", "rope base", "layers exchanged", "negated")
+SOME = (
+    "one norm plus 1",
+    "square matrix transposed",
+    "truncated write",
+    "rope base",
+    "layers exchanged",
+    "negated",
+)
 
 
 @pytest.mark.parametrize("deed", SOME)
 def test_deed_in_a_llama_is_different(deed: str, tmp_path: Path) -> None:
     case = next(cases("llama", lambda *_: False, [deed], random_llama()))
-    one, other = put(tmp_path / "a", llama()), put(tmp_path / "b", case.planted.tensors, **case.planted.config)
-    result = ws.same(kept(one)[0], other)
+    original, copy = put(tmp_path / "a", llama()), put(tmp_path / "b", case.planted.tensors, **case.planted.config)
+    result = ws.same(kept(original)[0], copy)
     assert result.verdict == "different"
     assert {each.name_b for each in result.differing} == {*case.words}
 

@@ -454,13 +454,13 @@ def _grids(
         numbers = (steps[0], least_used, SCALE, largest * TINY, TINY_SCALES)
         ends = (low, high, sharing, codes or 0, kind in WITH_MINIMUM)
         made = import_module(NUMBA).even_grids(*ends, numbers)
-        return Grids(*made, spared, np.ones_like(low), np.zeros_like(low))
+        return Grids._make((*made, spared, np.ones_like(low), np.zeros_like(low)))
     least, most = np.minimum(low, high), np.maximum(low, high)
     span, size = most - least, np.maximum(np.abs(low), np.abs(high))
     fine = lost = SCALE * (span + size) + largest * TINY
     unsure = largest * TINY  # reach of a scale beyond the values that it was made for
     quantum = np.zeros(1)  # step of a grid's reach
-    if is_shared:
+    if codes and is_shared:
         reach = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,)
         groups = SUPER_BLOCK // y.shape[1]
         longest = [

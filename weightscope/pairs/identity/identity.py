@@ -54,19 +54,19 @@ SIZE = 4  # times the usual limits of JSON: a mixture has a hundred thousand ten
 
 
 class Stored(NamedTuple):
-    """Where a checkpoint has a tensor."""
+    """The place of a tensor in its file."""
 
     name: str
     role: str
     layer: int | None
     expert: int | None
-    bits: float  # of a value; those of scales that are stored with them count, too
+    bits: float  # bits a value, with scales that are stored beside it
     shows: bool = True  # its dtype or its values show that it was rounded, if it was
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Identity(Result):
-    """A model's values by role, as digests; and what else decides what it computes.
+    """Digests of a model's values by role, its settings and its tokenizer.
 
     `tensors` has a digest for each label (a role and its place), experts and fused tensors apart.
     """
@@ -198,22 +198,22 @@ def identity(source: Model | TensorsOnly | str | Path, *, progress: bool | None 
             model = open_tensors(model)
     model = multiplied(model)
     keep_freed()
-    found: dict[str, _Made] = {}
+    by_label: dict[str, _Made] = {}
     with progress_shown(progress), np.errstate(all="ignore"), bar(what="digests") as shown:
         for label, made in in_threads(_made, _leaves(model), ahead=2):
-            found[label] = made
+            by_label[label] = made
             shown.update()
     hand_back()
     return Identity(
         name=model.name,
-        tensors={label: made.digest for label, made in found.items()},
-        sketches={label: made.sketch for label, made in found.items()},
+        tensors={label: made.digest for label, made in by_label.items()},
+        sketches={label: made.sketch for label, made in by_label.items()},
         settings=settings_of(model),
         container="gguf" if model.checkpoint.is_gguf else "safetensors",
         tokenizer=token_digests(model),
         files=file_digests(model.checkpoint),
         provenance=Provenance.of(model.checkpoint),
-        stored={label: made.stored for label, made in found.items()},
+        stored={label: made.stored for label, made in by_label.items()},
     )
 
 
@@ -227,7 +227,7 @@ Leaf = tuple[str, NamedTensor, np.ndarray | None]  # its values, unless it is re
 
 
 def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
-    """Every tensor by its label, those of a fused one and the experts of a stacked one apart."""
+    """Every tensor by its label; fused tensors are divided, experts taken apart."""
     tensors = unchecked_tensors(model)
     rows = [each for each in tensors if not _is_buffer(each)]
     if problem := next(filter(None, (why_unread(each.tensor) for each in rows)), ""):
@@ -331,7 +331,7 @@ def _stored(block: Block) -> np.ndarray:
 
 
 def _narrow(values: np.ndarray) -> np.ndarray:
-    """The same values, as bits of bfloat16 where that holds all of them: half to hash."""
+    """Bits of bfloat16 where that holds all of the values, which are half to hash."""
     bits = np.ravel(values).view("<u4")
     return values if (bits & 0xFFFF).any() else (bits >> 16).astype("<u2").view(BF16)
 
@@ -351,7 +351,7 @@ def read_identity(path: str | Path) -> Identity:
 
         value = opened_claim(path, SIZE).statement.get("predicate", {})
     try:
-        found = Identity(
+        stored = Identity(
             _text(value["name"]),
             {label: _checked(entry) for label, entry in value["tensors"].items()},
             {label: _of_text(entry["sketch"]) for label, entry in value["tensors"].items()},
@@ -361,15 +361,15 @@ def read_identity(path: str | Path) -> Identity:
             _texts(value["files"]),
             Provenance().of_all([_record(path, text)]),
         )
-        if not all(label.isprintable() for label in found.tensors):
+        if not all(label.isprintable() for label in stored.tensors):
             raise ValueError("a label has a control character")
-        if value["wsid"] != found.wsid:
-            raise ValueError(f"its tensors give {found.wsid}, not {printable(value['wsid'])[:80]}")
+        if value["wsid"] != stored.wsid:
+            raise ValueError(f"its tensors give {stored.wsid}, not {printable(value['wsid'])[:80]}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = f"is not an identity of version {VERSION} ({printable(error)[:200]})"
         advice = "`weightscope id SOURCE --out FILE.id.json` writes one"
         raise CheckpointError(f"{problem}; {advice}", file=path) from None
-    return found
+    return stored
 
 
 def check_signed(path: Path, key: Path) -> None:

@@ -91,7 +91,7 @@ def _rounded(values: np.ndarray) -> Iterator[tuple[str, np.ndarray, bool]]:
     bf16 += 0x7FFF
     bf16 += word
     bf16 >>= 16
-    bf16[bf16 == 0x8000] = 0  # of small negative numbers
+    bf16[bf16 == 0x8000] = 0  # small negative numbers give it
     half, is_exact = _half(word)
     yield "bf16", bf16.astype("<u2"), is_same and not (word & 0xFFFF).any()
     yield "f16", half, is_same and is_exact

@@ -28,9 +28,9 @@ SHOWS = 64  # values of a tensor that shows a rounding by itself
 WORST = 2.14
 OF_SCALES = 0.5  # bits a value that ggml's blocks have for scales, at least
 OF_FLOATS = 0.045  # distance by rounding to a float of 8 bits
-MARGIN = 2.5  # of these distances, for an estimate from 16 sums
-TWICE = 0.01  # of the norm: rounding to bf16 gives 0.002
-FARTHEST = 0.9  # of the norm: other weights are at 1.4, zeros at 1
+MARGIN = 2.5  # times these distances: an estimate from 16 sums varies
+TWICE = 0.01  # share of the norm; rounding to bf16 gives 0.002
+FARTHEST = 0.9  # share of the norm; unrelated weights are at 1.4, zeros at 1
 
 deed(What.OTHER_DIGEST, "other values")
 deed(What.CONSISTENT, "perhaps {way}")
@@ -82,8 +82,8 @@ def _in_both(a: Identity, b: Identity) -> Iterator[Judged]:
             yield _judged(a, b, label, UNDECIDED, unknown)
         elif y.values in labels:
             detail = f"A's {labels[y.values]}"
-            other = Deed(What.ANOTHER_TENSOR, "another tensor", detail, proof=Proof.VALUES)
-            yield _judged(a, b, label, DIFFERENT, other)
+            moved = Deed(What.ANOTHER_TENSOR, "another tensor", detail, proof=Proof.VALUES)
+            yield _judged(a, b, label, DIFFERENT, moved)
         else:
             yield _by_sketch(a, b, label)
 
@@ -121,14 +121,14 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     return _judged(a, b, label, DIFFERENT, Deed(What.OTHER_DIGEST, detail=detail), distance)
 
 
-def _in_one(side: Identity, other: Identity, *, in_a: bool) -> Iterator[Judged]:
+def _in_one(side: Identity, opposite: Identity, *, in_a: bool) -> Iterator[Judged]:
     """Tensors that only one of them has, but for biases of zeros and heads that the other ties."""
     which, what = ("A", What.MISSING) if in_a else ("B", What.NEW)
-    without = {ZERO_BIAS} | ({TIED} if other.ties is not False else set())
+    without = {ZERO_BIAS} | ({TIED} if opposite.ties is not False else set())
     for label in side.tensors:
-        if label not in other.tensors and side.left_out.get(label) not in without:
+        if label not in opposite.tensors and side.left_out.get(label) not in without:
             done = Deed(what, "tensor", f"only in {which}")
-            pair = (side, other) if in_a else (other, side)
+            pair = (side, opposite) if in_a else (opposite, side)
             yield _judged(*pair, label, DIFFERENT, done, float("nan"))
 
 
@@ -158,11 +158,11 @@ def compare_files(a: Identity, b: Identity) -> Companions:
 
 def consistent_part(judged: Iterable[Judged]) -> str:
     """Tensors that may be quantised, in words; empty without any."""
-    found = [each for each in judged if each.what is What.CONSISTENT]
-    sizes = sorted(each.size for each in found)
+    guessed = [each for each in judged if each.what is What.CONSISTENT]
+    sizes = sorted(each.size for each in guessed)
     if not sizes:
         return ""
-    ways = " or ".join(dict.fromkeys(each.done.way for each in found))
+    ways = " or ".join(dict.fromkeys(each.done.way for each in guessed))
     tensors = counted(len(sizes), "tensor")
     are = "is" if len(sizes) == 1 else "are"
     span = f"about {sizes[0]:.2g} to {sizes[-1]:.2g} of the norm away"
