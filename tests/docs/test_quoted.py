@@ -483,7 +483,9 @@ QUOTED: dict[str, list[float]] = {
     "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
         *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
     ],
-    "the part that keys other than the sink write is {:.2f} of what these 14 heads add": what_no_ops_write()[-1:],
+    "the part that keys other than the sink write is {:.2f} of what SmolLM2's 14 no-op heads add": (
+        what_no_ops_write()[-1:]
+    ),
     "have sink events on {:.1f} % of the pairs of a head and an image and, with four equal registers, on {:.1f} %": [
         100 * column(heads, "events").mean() for heads in DINO
     ],
