@@ -94,10 +94,7 @@ HELD: dict[str, bool] = {
         0.98 < np.median(column(TIMES, rank)) / column(TIMES, f"{rank}_random")[0] < 1.02
         for rank in ("qk_effective_rank", "vo_effective_rank")
     ),
-    "Position 1023 looks hardly trained, and position 0 has three times": (
-        times("gpt2", kind="undertrained_rows", index="1023") < 0.1
-        and 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5
-    ),
+    "Position 0 has three times": 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5,
     "heads 7 and 8 of layer 18 pass on nearly the same; 18.7 is named an induction head and 18.8 has no name": [
         (row["layer"], row["head"], row["map"], row["name"])
         for row in rows("audit-smollm2/findings.csv") if row["kind"] == "alike_heads"
@@ -113,10 +110,6 @@ HELD: dict[str, bool] = {
         "0.2" in named("minilm", "previous token")
         and 5.5 < times("minilm", kind="outlier_head", layer="0") < 6.5
         and 5 < times("minilm", kind="outlier_head", layer="4") < 5.5
-    ),
-    "Only the embedding of `[MASK]` is far shorter than the others, a quarter of their median": (
-        [row["name"] for row in rows("audit-minilm/findings.csv") if row["kind"] == "undertrained_rows"] == ["[MASK]"]
-        and 0.2 < times("minilm", kind="undertrained_rows") < 0.25
     ),
     "Layer 1's $W_QK$ is twice as large as its neighbours'": (
         2 < times("vit", kind="layer_off_trend", layer="1", map="qk") < 2.2

@@ -363,7 +363,7 @@ QUOTED: dict[str, list[float]] = {
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
         column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
     ],
-    "With `<|endoftext|>` in front heads give it {:.3f} of their attention on average, with the text's own {:.3f}": [
+    "with `<|endoftext|>` in front heads give it {:.3f} of their attention on average, with the text's own {:.3f}": [
         cell("super-weights/super-weights.csv", "first_token", model="qwen2.5-coder-0.5b.gguf", entry="none",
              begins=begins)
         for begins in ("<|endoftext|>", OWN_FIRST)
@@ -444,11 +444,6 @@ QUOTED: dict[str, list[float]] = {
     "With s = 0.144 its rank correlation with the measurement over heads is {:.2f}": [
         cell(AGREEMENT, "rank_correlation", of="s = 0.144")
     ],
-    "T^p of head 7 falls until j = {:d} and then rises": [int(cell(GPT2, "t_p_lowest_at", head=7))],
-    "at 500 it is highest at j = {:d}, not near the query": [int(cell(GPT2, "t_pp_highest_at", head=7))],
-    "from 0.08 to 0.3 head 7 peaks at the query itself and gives {:.1%} to {:.1%} of its attention to": ends(
-        np.array([float(row["near_mass"]) for row in rows(SPREAD) if 0.08 <= float(row["s"]) <= 0.3])
-    ),
     "Position 1023 looks hardly trained (norm {:.2f}, median of the others {:.2f})": [
         cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
     ],
@@ -488,8 +483,9 @@ QUOTED: dict[str, list[float]] = {
     "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
         *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
     ],
-    "these 14 heads write {:.1%} to {:.1%} of the length of an ordinary token's stream (median {:.1%}; other heads of "
-    "layers 17 to 29 {:.1%}), and the part that keys other than the sink write is {:.2f} of it": what_no_ops_write(),
+    "the part that keys other than the sink write is {:.2f} of what SmolLM2's 14 no-op heads add": (
+        what_no_ops_write()[-1:]
+    ),
     "have sink events on {:.1f} % of the pairs of a head and an image and, with four equal registers, on {:.1f} %": [
         100 * column(heads, "events").mean() for heads in DINO
     ],
@@ -524,9 +520,6 @@ QUOTED: dict[str, list[float]] = {
     ),
     "Where every token must name the digit, {:.0f} of {:.0f} heads are sink heads": [
         (column(NAMED, "events") >= 0.5).sum(), len(column(NAMED, "events")),
-    ],
-    "a stable rank of at most {:.2f}": [
-        max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
     ],
     "(events in {:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
     "2, 8, 256 | {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
