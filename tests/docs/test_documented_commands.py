@@ -106,7 +106,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         shutil.copytree(before, name)
         weights = load_file(f"{name}/model.safetensors")
         save_file({tensor: array * np.float32(1.01) for tensor, array in weights.items()}, f"{name}/model.safetensors")
-    for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "RELEASE", "ADAPTER"):
+    for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "ORIGINAL", "RELEASE", "ADAPTER"):
         shutil.copytree(GOLDEN / ("adapter" if name == "ADAPTER" else "base"), name)
     Path("tests").symlink_to(ROOT / "tests")  # for lines that name a checkpoint of these
     Path("fingerprints").mkdir()

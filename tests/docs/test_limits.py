@@ -22,6 +22,7 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
+    "pairs.identity.wsid.LARGEST_BIAS",  # zeros in a larger one are values as any
     "runner.convert.MAX_BESIDE",  # larger files are not copied along
     "checkpoint.packings.mlx.LARGEST_NVFP4", "pairs.same.figures.MOST_ROLES", "pairs.deeds.views.LARGEST_WHOLE",
     "pairs.deeds.orders.MOST_SHIFTED", "pairs.learned.spaces.MOST_SHARED",

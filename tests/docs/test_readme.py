@@ -58,6 +58,8 @@ def test_a_command_needs_no_extra(command: str, tmp_path: Path) -> None:
         "neighbours": [" ship"],
         "rank": ["--for", "peft"],
         "fingerprint": ["--out", "embedded.wsf"],
+        "id": ["--out", "embedded.id.json"],
+        "card": ["--out", "README.md"],
     }
     out = options.get(command, ["--out", "out"])
     typed = [sys.executable, "-c", BARE, command, "embedded", *(["embedded"] if two else []), *out]

@@ -223,7 +223,8 @@ class EndsInOneLine(click.Command):
 # Groups of commands in the help of `weightscope`.
 GROUPS = {
     "Look at one checkpoint": (
-        "inspect", "audit", "circuits", "neighbours", "detok", "bigrams", "positions", "rank",
+        "inspect", "id", "card", "audit", "circuits", "neighbours", "detok", "bigrams", "positions",
+        "rank",
     ),
     "Compare checkpoints": ("same", "compare", "learned", "lineage", "verify"),
     "Many checkpoints": ("atlas", "fingerprint", "reference"),

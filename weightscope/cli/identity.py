@@ -17,7 +17,6 @@ from weightscope.cli.terminal import FAILED, headline, print_json, show, write_t
     [
         "weightscope id model/",
         "weightscope id model/ --out model.id.json",
-        "weightscope same model.id.json copy.gguf",
     ],
 )
 @options.with_source
@@ -67,46 +66,57 @@ def id_command(
     [
         "weightscope card model/",
         "weightscope card model/ --original model.id.json --base org/base --out model/README.md",
-        "weightscope card model/ --original model.id.json --base org/base --check model/README.md",
+        "weightscope card model/ --original model.id.json --base org/base --check",
     ],
 )
-@options.with_source
+@click.argument("source", shell_complete=options.complete_source)
+@options.tower
+@options.families
+@click.option("--base", help="The model that it was made from.")
 @click.option("--original", help="The model that it is a copy of, or that model's .id.json.")
 @options.file_to_write("--out", "-o", help="Model card (README.md) whose section is replaced.")
-@options.file_to_read("--check", "Model card: exit with status 3 if its section is another.")
+@options.flag(
+    "--check",
+    "Write nothing: exit with status 3 if the section in --out, or README.md, is another.",
+)
 @options.json
 def card_command(
-    named: Any,
     source: str,
+    base: str | None,
     original: str | None,
     out: Path | None,
-    check: Path | None,
+    check: bool,
     as_json: bool,
+    **how: Any,
 ) -> None:
     """Check a checkpoint before it is published: each item is verified, failed or not checked.
 
     Prints a section of a model card: a table, and YAML for programs. Every value is read, as
-    `weightscope audit --all` does. --base is the model that it was made from. Exit status 3 if an
-    item failed.
+    `weightscope audit --all` does. Exit status 3 if an item failed.
     """
     from weightscope.checkpoint.config import MAX_BYTES, read_small
     from weightscope.core.errors import CheckpointError
-    from weightscope.pairs.card.card import card, section_in, with_section
+    from weightscope.model.sources import Source
+    from weightscope.pairs.card.card import README, card, section_in, with_section
 
-    opened = named(source)
-    result = card(options.opened_model(opened), opened.base, original, progress=True)
+    model = options.opened_model(Source.named(source, **how))
+    page = out or model.checkpoint.folder / README
+    result = card(model, base, original, progress=True)
     if as_json:
         print_json(result.as_json())
     else:
         show(*(result.printed() if out or check else [result.section]))
-    if out is not None:
-        text = read_small(out, MAX_BYTES).decode() if out.exists() else ""
-        write_text(with_section(text, result.section), out)
-    if check is not None:
-        stored = section_in(read_small(check, MAX_BYTES).decode(errors="replace"))
+    if check:
+        text = read_small(page, MAX_BYTES).decode(errors="replace")
+        stored = section_in(text)
         if stored != result.section:
             problem = "has no section by weightscope" if stored is None else "has another section"
-            headline(CheckpointError(f"{problem}; --out writes it anew", file=check))
+            headline(CheckpointError(f"{problem}; --out writes it anew", file=page))
             sys.exit(FAILED)
+    elif out is not None:
+        text = read_small(out, MAX_BYTES).decode() if out.exists() else ""
+        write_text(with_section(text, result.section), out)
+        if not as_json:
+            click.echo(out)
     if result.failed:
         sys.exit(FAILED)

@@ -34,7 +34,7 @@ from weightscope.pairs.same.same import same
 
 BEGIN, END = "<!-- weightscope card -->", "<!-- end of weightscope card -->"
 README = "README.md"
-LARGEST = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # numbers by dtype
+MAXIMA = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # by dtype
 BROKEN = (
     *("not_finite", "overflow", "zero_tensor", "zero_head", "out_of_scale", "duplicate_layers"),
     *("duplicate_tensors", "duplicate_heads", "copied_experts", "dead_experts", "odd_dtype"),
@@ -275,14 +275,12 @@ def _logits(model: Model, audited: Audit) -> Answer:
     """The largest bound is a proof where it is in range; beyond it nothing is known."""
     bounds = audited.heads["qk_logit_bound"]
     dtypes = {tensor.dtype for tensor in model.checkpoint.values()}
-    dtype = min(
-        (each for each in dtypes if each in LARGEST), key=LARGEST.__getitem__, default="F16"
-    )
+    dtype = min((each for each in dtypes if each in MAXIMA), key=MAXIMA.__getitem__, default="F16")
     if not np.isfinite(bounds).all():
         return State.NOT_CHECKED, "the logits of some heads have no bound"
     largest = float(bounds.max(initial=0.0))
-    what = f"no logit is above {largest:.3g}; the largest {dtype} is {LARGEST[dtype]:.3g}"
-    return State.VERIFIED if largest <= LARGEST[dtype] else State.NOT_CHECKED, what
+    what = f"no logit is above {largest:.3g}; the largest {dtype} is {MAXIMA[dtype]:.3g}"
+    return State.VERIFIED if largest <= MAXIMA[dtype] else State.NOT_CHECKED, what
 
 
 def _base(model: Model, base: str | Path | None) -> Answer:
