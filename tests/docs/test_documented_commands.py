@@ -111,6 +111,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     Path("tests").symlink_to(ROOT / "tests")  # for lines that name a checkpoint of these
     Path("fingerprints").mkdir()
     fingerprint("BASE").save("fingerprints/base.wsf")
+    assert run("id", "A", "--out", "A.id.json").exit_code == 0
     counts = write_counts(made)
     for name in ("C.npz", "COUNTS.npz"):
         shutil.copy(counts, name)
