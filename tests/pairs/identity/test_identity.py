@@ -142,11 +142,11 @@ def test_a_bias_of_zeros_and_a_head_stored_twice_do_not_count(tmp_path: Path) ->
 def test_a_sketch_does_not_depend_on_blocks(seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal(19_000).astype(np.float32)
     cut = seed * 19
-    whole, parts = Sketching(), Sketching()
-    whole.add(values)
+    at_once, parts = Sketching(), Sketching()
+    at_once.add(values)
     parts.add(values[:cut])
     parts.add(values[cut:])
-    x, y = whole.finished(), parts.finished()
+    x, y = at_once.finished(), parts.finished()
     assert x is not None and y is not None and np.allclose(x.sums, y.sums, atol=1)
 
 

@@ -37,19 +37,19 @@ def test_order_in_the_file_does_not_matter_where_tensors_share_a_role(tmp_path: 
 
 
 def test_no_tensor_stands_for_lines_of_others(tmp_path: Path) -> None:
-    whole = identity(LLAMA)
+    llama = identity(LLAMA)
 
     def without_k(tensors: dict[str, Raw]) -> dict[str, Raw]:
         del tensors["model.layers.1.self_attn.k_proj.weight"]
         o = tensors.pop("model.layers.1.self_attn.o_proj.weight")
-        norms = [f"layer 1 {norm} {whole.tensors[f'layer 1 {norm}'].line}" for norm in ("norm.before", "norm.mlp")]
+        norms = [f"layer 1 {norm} {llama.tensors[f'layer 1 {norm}'].line}" for norm in ("norm.before", "norm.mlp")]
         for norm in ("input", "post_attention"):
             del tensors[f"model.layers.1.{norm}_layernorm.weight"]
-        lines = [f"layer 1 k {whole.tensors['layer 1 k'].line}", *norms, "layer 1 o"]
+        lines = [f"layer 1 k {llama.tensors['layer 1 k'].line}", *norms, "layer 1 o"]
         return tensors | {"\n".join(lines): o}
 
     folder = copy(tmp_path / "short", LLAMA, without_k)
-    assert by_hand.wsid_of(folder) == whole.wsid, "the lines alone do not show it"
+    assert by_hand.wsid_of(folder) == llama.wsid, "the lines alone do not show it"
     with pytest.raises(CheckpointError, match="a space or a control character"):
         identity(folder)
 

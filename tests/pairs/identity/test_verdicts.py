@@ -165,10 +165,10 @@ def test_name_that_reads_as_a_label_is_no_role(name: str, label: str, tmp_path: 
     """A tensor of the file under the label of one that is gone; `same` with both files is not misled either."""
     copy = without(name, **{label: llama()[name]})
     if " " in label:
-        whole, decoy = put(tmp_path / "a", llama()), put(tmp_path / "b", copy)
+        original, decoy = put(tmp_path / "a", llama()), put(tmp_path / "b", copy)
         with pytest.raises(CheckpointError, match="a space or a control character"):
             identity(decoy)
-        assert ws.same(whole, decoy).verdict == "different"
+        assert ws.same(original, decoy).verdict == "different"
         return
     assert judged(tmp_path, llama(), copy).verdict == "different"
     assert ws.same(tmp_path / "a", tmp_path / "b").verdict == "different"
@@ -275,10 +275,10 @@ def test_what_both_files_deny_an_identity_accepts_never(family: str, container: 
     file, _ = kept(tmp_path / "a")
     for i, case in enumerate(cases(family, ALL_CONTAINERS[container].packs)):
         ALL_CONTAINERS[container].write(case.planted, copy := tmp_path / f"b{i}")
-        whole, by_identity = ws.same(tmp_path / "a", copy), ws.same(file, copy)
-        if whole.verdict in ("different", "undecided"):
+        by_values, by_identity = ws.same(tmp_path / "a", copy), ws.same(file, copy)
+        if by_values.verdict in ("different", "undecided"):
             assert by_identity.verdict not in ACCEPTED, case.deed
-            names = ({each.name for each in result.differing} for result in (whole, by_identity))
+            names = ({each.name for each in result.differing} for result in (by_values, by_identity))
             assert next(names) <= next(names), case.deed
 
 

@@ -237,8 +237,8 @@ def _by_row_and_column(view: View) -> Deed | None:
     few, of_few = view.few, None
     for here in (few, EVERYWHERE):  # factors of few rows and columns rule most changes out
         of_rows, of_columns = (
-            np.log(np.abs(view.y.at(*at).values.astype(np.float64) / view.x.at(*at).values))
-            for at in ((here[0], few[1]), (few[0], here[1]))
+            np.log(np.abs(view.y.at(*place).values.astype(np.float64) / view.x.at(*place).values))
+            for place in ((here[0], few[1]), (few[0], here[1]))
         )
         if np.isnan(of_rows).all(axis=1).any() or np.isnan(of_columns).all(axis=0).any():
             return None

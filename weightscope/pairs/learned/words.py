@@ -146,12 +146,12 @@ class ShuffledChange(WholeTensor, DerivedTensor):
         before = np.atleast_1d(self.stored.read())
         after = self.tuned.read().reshape(before.shape)
         rng = np.random.default_rng([self.seed, *self.name.encode()])
-        rows, *others = (rng.permutation(size) for size in before.shape)
+        rows, *orders = (rng.permutation(size) for size in before.shape)
         made = np.empty(before.shape, np.float32)
         for start in range(0, len(rows), AT_ONCE):
             here = slice(start, start + AT_ONCE)
             change = after[rows[here]].astype(np.float32) - before[rows[here]]
-            for axis, order in enumerate(others, 1):
+            for axis, order in enumerate(orders, 1):
                 change = np.take(change, order, axis=axis)
             made[here] = before[here] + change
         return made.reshape(self.shape)
