@@ -97,7 +97,13 @@ def card_command(
     from weightscope.checkpoint.config import MAX_BYTES, read_small
     from weightscope.core.errors import CheckpointError
     from weightscope.model.sources import Source
-    from weightscope.pairs.card.card import README, card, section_in, with_section
+    from weightscope.pairs.card.card import (
+        README,
+        card,
+        section_in,
+        with_section,
+        without_version,
+    )
 
     model = options.opened_model(Source.named(source, **how))
     page = out or model.checkpoint.folder / README
@@ -109,7 +115,7 @@ def card_command(
     if check:
         text = read_small(page, MAX_BYTES).decode(errors="replace")
         stored = section_in(text)
-        if stored != result.section:
+        if stored is None or without_version(stored) != without_version(result.section):
             problem = "has no section by weightscope" if stored is None else "has another section"
             headline(CheckpointError(f"{problem}; --out writes it anew", file=page))
             sys.exit(FAILED)

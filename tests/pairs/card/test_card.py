@@ -59,9 +59,10 @@ def test_another_base_in_the_model_card_fails(release: Path) -> None:
     [
         ("transformer.h.1.mlp.c_fc.weight", np.nan, "values"),
         ("transformer.h.1.mlp.c_proj.weight", 0, "values"),
+        ("transformer.h.1.mlp.c_proj.weight", 0.5, "values"),
         ("transformer.h.2.attn.c_attn.weight", np.random.default_rng(0).normal(0, 0.02, (192, 576)), "training"),
     ],
-    ids=["NaN", "zero", "drawn anew"],
+    ids=["NaN", "zero", "constant", "drawn anew"],
 )
 def test_a_broken_tensor_fails_its_item(name: str, values: object, item: str, release: Path) -> None:
     assert states(ws.card(changed(release, name, values)))[item] == "failed"
@@ -100,6 +101,14 @@ def test_an_edited_card_fails_its_check(release: Path) -> None:
     assert edited.exit_code == 3 and "has another section" in edited.output
     page.write_text("# Model\n")
     assert run("card", release, "--check").exit_code == 3
+
+
+def test_a_card_holds_wherever_the_checkpoint_lies(release: Path, tmp_path: Path) -> None:
+    """Its commands name no folder above the checkpoint, and its lineage draws the same probes in each run."""
+    sections = [ws.card(each, base=EMBEDDED).section for each in (release, release)]
+    moved = Path(shutil.copytree(release, tmp_path / "elsewhere" / release.name))
+    assert {*sections, ws.card(moved, base=EMBEDDED).section} == {sections[0]}
+    assert str(tmp_path) not in sections[0]
 
 
 def test_a_failed_item_is_an_exit_status(release: Path) -> None:

@@ -25,15 +25,18 @@ from weightscope.heads.tensors.config_readers import (
     readers_disagree,
     taken_by_readers,
 )
+from weightscope.heads.tensors.measure import TensorFacts
 from weightscope.heads.tensors.tied_head import tie_holds
 from weightscope.model.model import Model, open_model
 from weightscope.pairs.identity.identity import Identity, identity
 from weightscope.pairs.lineage.lineage import lineage
 from weightscope.pairs.same import DIFFERENT, UNDECIDED
 from weightscope.pairs.same.same import same
+from weightscope.report.findings import listed
 
 BEGIN, END = "<!-- weightscope card -->", "<!-- end of weightscope card -->"
 README = "README.md"
+NAMED = 3  # tensors in a sentence
 MAXIMA = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # by dtype
 BROKEN = (
     *("not_finite", "overflow", "zero_tensor", "zero_head", "out_of_scale", "duplicate_layers"),
@@ -182,32 +185,35 @@ def card(
     False
     """
     model = source if isinstance(source, Model) else open_model(source)
-    given = quote(model.checkpoint.given or str(source))
+    name = _name(model.checkpoint.given or str(source))
     with progress_shown(progress), np.errstate(all="ignore"):
         read_digests(model.checkpoint)
         audited = audit(model, all_tensors=True, directions=0, sinks=False)
         mine = identity(model)
-        to_original, to_base = (quote(str(each)) if each else "..." for each in (original, base))
-        of_audit = f"weightscope audit {given} --all"
+        to_original, to_base = (_name(each) if each else "..." for each in (original, base))
+        of_audit = f"weightscope audit {name} --all"
         asked: list[tuple[str, str, Callable[[], Answer]]] = [
             (
                 "original",
-                f"weightscope same {to_original} {given}",
+                f"weightscope same {to_original} {name}",
                 partial(_copy, model, original),
             ),
             ("values", of_audit, partial(_values, audited)),
             ("training", of_audit, partial(_training, audited)),
             ("config", of_audit, partial(_config, model, audited)),
-            ("readers", f"weightscope inspect {given} --readers", partial(_readers, model)),
+            ("readers", f"weightscope inspect {name} --readers", partial(_readers, model)),
             ("logits", of_audit, partial(_logits, model, audited)),
-            ("lineage", f"weightscope lineage {given} {to_base}", partial(_base, model, base)),
+            ("lineage", f"weightscope lineage {name} {to_base}", partial(_base, model, base, mine)),
         ]
         items = [_item(*each) for each in asked]
     digests = f"{mine.wsid}; {counted(len(model.checkpoint.files), 'weight file')} with SHA-256"
-    items.append(
-        Item("identity", State.VERIFIED.value, digests, f"weightscope id {given} --digest")
-    )
+    items.append(Item("identity", State.VERIFIED.value, digests, f"weightscope id {name} --digest"))
     return Card(model.name, items, mine, Provenance.of(model.checkpoint))
+
+
+def _name(source: str | Path) -> str:
+    """A Hub id, or the last part of a path: a card is read on other machines."""
+    return quote(Path(source).name if Path(source).exists() else str(source))
 
 
 def _item(name: str, command: str, ask: Callable[[], Answer]) -> Item:
@@ -223,8 +229,8 @@ def _copy(model: Model, original: str | Path | None) -> Answer:
     if original is None:
         return State.NOT_CHECKED, "no --original was given"
     result = same(original, model)
-    failed = State.NOT_CHECKED if result.verdict == UNDECIDED else State.VERIFIED
-    return State.FAILED if result.verdict == DIFFERENT else failed, result.lead
+    states = {DIFFERENT: State.FAILED, UNDECIDED: State.NOT_CHECKED}
+    return states.get(result.verdict, State.VERIFIED), result.lead
 
 
 def _failure(audited: Audit, kinds: Sequence[str]) -> Answer | None:
@@ -240,9 +246,18 @@ def _values(audited: Audit) -> Answer:
     assert audited.everything is not None
     if unread := audited.everything.unread:
         return State.NOT_CHECKED, f"{counted(len(unread), 'tensor')} cannot be read"
-    number = counted(len(audited.everything.facts), "tensor")
-    what = f"every value of {number} was read: finite, no tensor or head of zeros, no copied layer"
-    return State.VERIFIED, what
+    facts = audited.everything.facts
+    flat = [each.name for each in facts if not each.size or _is_flat(each)]
+    if flat:
+        return State.FAILED, f"empty, or one value throughout: {listed(flat, NAMED)}"
+    what = f"all values of {counted(len(facts), 'tensor')} are finite"
+    absent = "no tensor is empty, no head zero, no matrix one value, no layer a copy"
+    return State.VERIFIED, f"{what}; {absent}"
+
+
+def _is_flat(tensor: TensorFacts) -> bool:
+    """Detect a matrix of floats that holds one value."""
+    return tensor.kind == "f" and tensor.constant and min(tensor.shape) > 1 < len(tensor.shape)
 
 
 def _training(audited: Audit) -> Answer:
@@ -283,12 +298,13 @@ def _logits(model: Model, audited: Audit) -> Answer:
     return State.VERIFIED if largest <= MAXIMA[dtype] else State.NOT_CHECKED, what
 
 
-def _base(model: Model, base: str | Path | None) -> Answer:
+def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
     named = _base_in_card(model)
     if base is None:
         aside = f"; {README} names {printable(named)}" if named else ""
         return State.NOT_CHECKED, f"no --base was given{aside}"
-    result = lineage(model, [base])
+    nonce = mine.wsid.rpartition(":")[2][:32]  # the same probes in each run, as its values are
+    result = lineage(model, [base], nonce=nonce)
     if result.verdict == UNDECIDED:
         return State.NOT_CHECKED, result.lead
     is_one = named is None or named.rpartition("/")[2] == Path(base).name
@@ -325,6 +341,11 @@ def with_section(text: str, section: str) -> str:
 def section_in(text: str) -> str | None:
     """The section of a model card; None without one."""
     return next((match[0] for match in _sections(text)), None)
+
+
+def without_version(section: str) -> str:
+    """A section but for the version that wrote it."""
+    return re.sub(r"^  version: .*$", "", section, count=1, flags=re.MULTILINE)
 
 
 def _sections(text: str) -> list[re.Match[str]]:

@@ -190,7 +190,7 @@ def identity(source: Model | TensorsOnly | str | Path, *, progress: bool | None 
     --------
     >>> import weightscope as ws
     >>> ws.identity("embedded").wsid
-    'wsid1:'
+    'wsid1:27c847e8294f1e9cc49e765af261f9188c0b649810b1f86472b40fc576941174'
     """
     model = source
     if isinstance(model, str | Path):

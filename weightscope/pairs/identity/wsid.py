@@ -4,7 +4,7 @@ It needs NumPy alone, so that other projects can copy the file under this projec
 
     >>> pairs = {"layer 0 q": np.eye(2), "tokens": np.ones((3, 2), np.float16)}
     >>> wsid({label: digest([array], array.shape) for label, array in pairs.items()})
-    'wsid1:'
+    'wsid1:b38ef83a3ee4783bc27829e3299d970cbe65122ec83ed27209213dd82ab56925'
 """
 
 from collections.abc import Iterable, Iterator, Mapping
