@@ -35,10 +35,11 @@ JSON = {
     "rank": ["rank", "A", "--json"],
     "draft": ["draft", "A", "--json"],
     "fingerprint": ["fingerprint", "A", "--out", "FILE", "--json"],
+    "id": ["id", "A", "--json"],
 }
 # Tried elsewhere, or about no one checkpoint.
 OTHERS_WITH_JSON = {
-    "verify", "atlas", "detok", "norms", "outliers", "sinks", "adopt",
+    "verify", "card", "atlas", "detok", "norms", "outliers", "sinks", "adopt",
     "bigrams", "convert", "families", "reference",
 }  # fmt: skip
 

@@ -72,6 +72,7 @@ def id_command(
 @click.argument("source", shell_complete=options.complete_source)
 @options.tower
 @options.families
+@options.digest
 @click.option("--base", help="The model that it was made from.")
 @click.option("--original", help="The model that it is a copy of, or that model's .id.json.")
 @options.file_to_write("--out", "-o", help="Model card (README.md) whose section is replaced.")

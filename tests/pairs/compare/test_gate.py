@@ -169,7 +169,7 @@ def test_pre_commit_hook_stops_broken_weights(work: Path, monkeypatch: pytest.Mo
 def test_recipe_names_existing_kinds_and_options() -> None:
     text = RECIPE.read_text()
     config_keys = {"transformers_weights", "residual_scale", "final_logit_softcapping", "logit_scale", "vocab_size"}
-    config_keys |= {"max_position_embeddings", "model_type", "eos_token_id"}
+    config_keys |= {"max_position_embeddings", "model_type", "eos_token_id", "base_model"}
     for kind in set(re.findall(r"`(\w+_\w+)`", text)) - config_keys:
         assert kind in finding_kinds()
     for command, option in re.findall(r"`(audit|compare) (--[a-z-]+)", text):

@@ -48,6 +48,18 @@ AGAINST_TRAINING = (
 )
 AGAINST_CONFIG = ("norm_offset", "overwritten_head", "other_weights")
 
+OF_AUDIT = "weightscope audit {name} --all"
+COMMANDS = {  # by item; what repeats it
+    "original": "weightscope same {original} {name}",
+    "values": OF_AUDIT,
+    "training": OF_AUDIT,
+    "config": OF_AUDIT,
+    "readers": "weightscope inspect {name} --readers",
+    "logits": OF_AUDIT,
+    "lineage": "weightscope lineage {name} {base}",
+    "identity": "weightscope id {name} --digest",
+}
+
 
 class State(Enum):
     """Knowledge of an item."""
@@ -190,24 +202,22 @@ def card(
         read_digests(model.checkpoint)
         audited = audit(model, all_tensors=True, directions=0, sinks=False)
         mine = identity(model)
-        to_original, to_base = (_name(each) if each else "..." for each in (original, base))
-        of_audit = f"weightscope audit {name} --all"
-        asked: list[tuple[str, str, Callable[[], Answer]]] = [
-            (
-                "original",
-                f"weightscope same {to_original} {name}",
-                partial(_copy, model, original),
-            ),
-            ("values", of_audit, partial(_values, audited)),
-            ("training", of_audit, partial(_training, audited)),
-            ("config", of_audit, partial(_config, model, audited)),
-            ("readers", f"weightscope inspect {name} --readers", partial(_readers, model)),
-            ("logits", of_audit, partial(_logits, model, audited)),
-            ("lineage", f"weightscope lineage {name} {to_base}", partial(_base, model, base, mine)),
-        ]
-        items = [_item(*each) for each in asked]
-    digests = f"{mine.wsid}; {counted(len(model.checkpoint.files), 'weight file')} with SHA-256"
-    items.append(Item("identity", State.VERIFIED.value, digests, f"weightscope id {name} --digest"))
+        asked: dict[str, Callable[[], Answer]] = {
+            "original": partial(_copy, model, original),
+            "values": partial(_values, audited),
+            "training": partial(_training, audited),
+            "config": partial(_config, model, audited),
+            "readers": partial(_readers, model),
+            "logits": partial(_logits, model, audited),
+            "lineage": partial(_base, model, base, mine),
+            "identity": partial(_identity, model, mine),
+        }
+        names = {
+            "name": name,
+            "original": _name(original) if original else "...",
+            "base": _name(base) if base else "...",
+        }
+        items = [_item(each, COMMANDS[each].format(**names), ask) for each, ask in asked.items()]
     return Card(model.name, items, mine, Provenance.of(model.checkpoint))
 
 
@@ -227,7 +237,7 @@ def _item(name: str, command: str, ask: Callable[[], Answer]) -> Item:
 
 def _copy(model: Model, original: str | Path | None) -> Answer:
     if original is None:
-        return State.NOT_CHECKED, "no --original was given"
+        return State.NOT_CHECKED, "no original was given"
     result = same(original, model)
     states = {DIFFERENT: State.FAILED, UNDECIDED: State.NOT_CHECKED}
     return states.get(result.verdict, State.VERIFIED), result.lead
@@ -302,7 +312,7 @@ def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
     named = _base_in_card(model)
     if base is None:
         aside = f"; {README} names {printable(named)}" if named else ""
-        return State.NOT_CHECKED, f"no --base was given{aside}"
+        return State.NOT_CHECKED, f"no base was given{aside}"
     nonce = mine.wsid.rpartition(":")[2][:32]  # the same probes in each run, as its values are
     result = lineage(model, [base], nonce=nonce)
     if result.verdict == UNDECIDED:
@@ -311,6 +321,11 @@ def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
     aside = "" if is_one else f" {README} names {printable(named)} as its base."
     failed = result.verdict == "unrelated" or not is_one
     return State.FAILED if failed else State.VERIFIED, f"{result.lead}{aside}"
+
+
+def _identity(model: Model, mine: Identity) -> Answer:
+    files = counted(len(model.checkpoint.files), "weight file")
+    return State.VERIFIED, f"{mine.wsid}; {files} with SHA-256"
 
 
 def _base_in_card(model: Model) -> str | None:
