@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.core.compute.half import Half
 from weightscope.pairs.identity.wsid import BF16
 
 SUMS = 16
@@ -79,9 +80,7 @@ class Sketching:
 
 def _wide(rows: np.ndarray) -> np.ndarray:
     if rows.dtype == BF16:
-        bits = rows["bf16"].astype("<u4")
-        bits <<= 16
-        return bits.view("<f4")
+        return np.asarray(Half(rows["bf16"]))
     return np.ascontiguousarray(rows, "<f4")
 
 

@@ -106,19 +106,19 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     places = (side.stored.get(label) for side in (a, b))
     bits = min((place.bits for place in places if place), default=HALF)
     distance = x.distance(y)
+    away = f"about {distance:.2g} of the norm away"
     codes = int(bits - OF_SCALES * ("gguf" in (a.container, b.container)))
     step = max(OF_FLOATS, WORST / (2 ** max(1, codes) - 1))
     nearest = min(FARTHEST, MARGIN * step)
     if bits < HALF and distance <= nearest:
-        detail = f"about {distance:.2g} of the norm away, at {bits:.3g} bits a value"
-        return _judged(a, b, label, UNDECIDED, Deed(What.CONSISTENT, "quantised", detail), distance)
+        done = Deed(What.CONSISTENT, "quantised", f"{away}, at {bits:.3g} bits a value")
+        return _judged(a, b, label, UNDECIDED, done, distance)
     # gains that count from one lose other digits as they are read than as they are rounded
     may_be_rounded = coarse == {*ROUNDINGS} or ("norm" in label and bits <= HALF)
     if not fine and may_be_rounded and distance <= TWICE:
-        done = Deed(What.CONSISTENT, "rounded twice", f"about {distance:.2g} of the norm away")
+        done = Deed(What.CONSISTENT, "rounded twice", away)
         return _judged(a, b, label, UNDECIDED, done, distance)
-    detail = f"about {distance:.2g} of the norm away"
-    return _judged(a, b, label, DIFFERENT, Deed(What.OTHER_DIGEST, detail=detail), distance)
+    return _judged(a, b, label, DIFFERENT, Deed(What.OTHER_DIGEST, detail=away), distance)
 
 
 def _in_one(side: Identity, opposite: Identity, *, in_a: bool) -> Iterator[Judged]:

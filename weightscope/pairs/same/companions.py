@@ -29,7 +29,7 @@ IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.AS
 # Files that decide how a model is used, not what its weights compute.
 NAMED = (
     "generation_config.json",
-    "chat_template.jinja",
+    TEMPLATE,
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
