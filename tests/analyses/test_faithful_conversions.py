@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import weightscope as ws
 from weightscope.pairs.same import VERDICTS
 
 TYPES = ("bert", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen2_vl", "t5", "vit", "whisper")
@@ -15,7 +16,8 @@ def convert(name: str, writers: tuple[str, ...], folder: Path) -> list:
     from analyses.experiments.faithful_conversions import convert
     from analyses.experiments.faithful_sources import sources
 
-    return [row for source in sources([name], folder / "sources") for row in convert(source, writers, folder / "made")]
+    made = folder / "made"
+    return [row for source in sources([name], folder / "sources") for row in convert(source, writers, made, ws.same)]
 
 
 def assert_faithful(rows: list) -> None:
