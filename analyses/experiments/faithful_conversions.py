@@ -1,13 +1,13 @@
 """Convert checkpoints with the writers that people use, faithfully, and count what `ws.same` says of the copies.
 
     python -m analyses.experiments.faithful_conversions --out out/faithful [--writer transformers] [--source llama ...]
-    python -m analyses.experiments.faithful_conversions --by-identity --out out/identity
 
 A row is one conversion of one model with one set of options. The witness is the model's output, computed by
 transformers: of the copy on disk, and of the original with weights that the writer's own routines rounded or quantised
 in memory, without the copy. MLX's copies run in mlx-lm, GGUF files in transformers where its loader knows the type;
 other packings rest on their writers alone. A verdict weaker than the expected one is printed: it is a false alarm,
-unless the copy lost something. The table has the numbers of conversions. Writers are optional: those that are not
+unless the copy lost something. `by_identity` is the verdict where of the original only the identity is known; here
+"different" is the false alarm. The table has the numbers of conversions. Writers are optional: those that are not
 installed are left out.
 """
 
@@ -27,10 +27,13 @@ from analyses.study import study
 from weightscope.core.errors import CheckpointError
 from weightscope.core.files import Folder, scratch_folder
 from weightscope.core.tables import Table
-from weightscope.pairs.same import VERDICTS
+from weightscope.pairs.same import DIFFERENT, VERDICTS
 from weightscope.pairs.same.same import Same
 
-HEADER = ("source", "writer", "version", "container", "expected", "verdict", "witness", "conversions", "as_expected")
+HEADER = (
+    *("source", "writer", "version", "container", "expected", "verdict", "by_identity", "witness", "conversions"),
+    "as_expected",
+)
 APART = 2e-5  # |difference of outputs| / |outputs| that the order of float32 sums makes
 
 
@@ -42,6 +45,7 @@ class Conversion:
     made: Made
     verdict: str
     lead: str
+    by_identity: str  # the verdict without the original's weights
     apart: float  # of the outputs; NaN where nothing runs the copy
     witness: str
 
@@ -51,19 +55,34 @@ class Conversion:
         return self.verdict in VERDICTS and VERDICTS.index(self.verdict) <= VERDICTS.index(self.made.expected)
 
     @property
+    def is_told(self) -> bool:
+        """Whether it needs a line on the terminal."""
+        alarm = self.by_identity == DIFFERENT and self.verdict not in (DIFFERENT, "refused")
+        return alarm or not self.is_faithful or self.witness == "outputs differ"
+
+    @property
     def in_words(self) -> str:
         """What was expected and found, for the terminal."""
         made = self.made
         return (
             f"{self.source}, {made.writer}, {made.container}, {made.options}: {self.verdict}, not {made.expected}; "
-            f"{self.witness} ({self.apart:.2g}). {self.lead}"
+            f"by identity {self.by_identity}; {self.witness} ({self.apart:.2g}). {self.lead}"
         )
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What a row of the table counts."""
         made = self.made
-        return self.source, made.writer, made.version, made.container, made.expected, self.verdict, self.witness
+        return (
+            self.source,
+            made.writer,
+            made.version,
+            made.container,
+            made.expected,
+            self.verdict,
+            self.by_identity,
+            self.witness,
+        )
 
 
 def table(rows: Sequence[Conversion]) -> Table:
@@ -73,15 +92,12 @@ def table(rows: Sequence[Conversion]) -> Table:
     return Table.of_rows(HEADER, [(*kind, count, faithful[kind]) for kind, count in counts.items()])
 
 
-Judge = Callable[[Any, Path], Same]
-
-
-def convert(source: Source, writers: Sequence[str], work: Path, judge: Judge) -> Iterator[Conversion]:
+def convert(source: Source, writers: Sequence[str], work: Path) -> Iterator[Conversion]:
     """Every conversion of a source by these writers, judged and then deleted."""
     for writer in writers:
         folder = work / writer
         for made in WRITERS[writer](source, folder):
-            yield judged(source, made, judge)
+            yield judged(source, made)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -92,20 +108,27 @@ def same_by_identity(original: Any, copy: Path) -> Same:
         return ws.same(folder / "original.id.json", copy)
 
 
-def judged(source: Source, made: Made, judge: Judge) -> Conversion:
-    """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
+def said(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple[str, str]:
+    """The verdict and the sentence on top; "refused" and why where a file cannot be read."""
     try:
-        same = judge(made.original() if made.original else source.folder, made.copy)
-        verdict, lead = same.verdict, same.lead
+        same = judge(original, copy)
     except CheckpointError as error:
-        verdict, lead = "refused", str(error)
+        return "refused", str(error)
+    return same.verdict, same.lead
+
+
+def judged(source: Source, made: Made) -> Conversion:
+    """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
+    original = made.original() if made.original else source.folder
+    verdict, lead = said(ws.same, original, made.copy)
+    by_identity, _ = said(same_by_identity, original, made.copy)
     apart, witness = float("nan"), made.no_witness
     if made.runs is not None:
         expected, found = (outputs(model, source.inputs) for model in made.runs())
         apart, witness = float((expected - found).norm() / expected.norm()), "outputs"
         if not apart <= APART:
             witness = "outputs differ"
-    return Conversion(source.name, made, verdict, lead, apart, witness)
+    return Conversion(source.name, made, verdict, lead, by_identity, apart, witness)
 
 
 def summary(rows: Sequence[Conversion]) -> str:
@@ -123,16 +146,14 @@ def summary(rows: Sequence[Conversion]) -> str:
 @study("faithful")
 @click.option("--writer", "writers", multiple=True, type=click.Choice(sorted(WRITERS)), help="Only these.")
 @click.option("--source", "names", multiple=True, help="Only these: model types, folders, or GGUF files.")
-@click.option("--by-identity", is_flag=True, help="Judge by the original's identity, without its weights.")
-def main(files: Folder, writers: tuple[str, ...], names: tuple[str, ...], by_identity: bool) -> None:
+def main(files: Folder, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Convert, judge, and write faithful.csv."""
     rows: list[Conversion] = []
-    judge: Judge = same_by_identity if by_identity else ws.same
     with scratch_folder() as work:
         for source in sources(names, work / "sources"):
-            for row in convert(source, writers or tuple(WRITERS), work / "made", judge):
+            for row in convert(source, writers or tuple(WRITERS), work / "made"):
                 rows.append(row)
-                if not row.is_faithful or row.witness == "outputs differ":
+                if row.is_told:
                     click.echo(row.in_words)
             files.table("faithful.csv", table(rows))
     click.echo(summary(rows))

@@ -51,7 +51,8 @@ def test_table_of_deeds_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """One row per deed, family and container, as deeds.csv."""
     row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "rounding": 1e-5,
            "verdict": "different",
-           "tensors_right": True, "named": True, "said": "NaN or infinity"}  # fmt: skip
+           "tensors_right": True, "named": True, "by_identity": "different",
+           "identity_right": True, "said": "NaN or infinity"}  # fmt: skip
     monkeypatch.setattr(planted_deeds, "rows_of", lambda *_: iter([row]))
     planted_deeds.main.callback(out=tmp_path, families="llama", containers="F32", deeds="")  # type: ignore[misc]
     lines = (tmp_path / "deeds.csv").read_text().splitlines()

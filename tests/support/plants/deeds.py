@@ -5,7 +5,7 @@ there. Whether it changes what is computed is asked of transformers' eager model
 holds. Nothing here knows how `same` searches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,7 +36,8 @@ from tests.support.plants.families import (
     original,
 )
 from tests.support.plants.gguf_container import GgufContainer
-from weightscope.core.files import scratch_folder
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.pairs.identity.identity import Stored
 
 ALL_CONTAINERS: dict[str, Container | GgufContainer] = CONTAINERS | {
     f"GGUF, {kind}": GgufContainer(f"GGUF, {kind}", kind) for kind in ("Q8_0", "Q4_0")
@@ -553,7 +554,9 @@ def judged(name: str, container: Container | GgufContainer, case: Case, folder: 
         try:
             result = ws.same(written(name, folder), scratch / "b")
         except ws.CheckpointError as error:
-            return row | {"verdict": "refused", "tensors_right": True, "named": True, "said": str(error)[:200]}
+            return row | {"verdict": "refused", "tensors_right": True, "named": True, "said": str(error)[:200],
+                          "by_identity": "refused", "identity_right": True}  # fmt: skip
+        row |= _by_identity(name, case, folder, scratch / "b")
     differing = {each.name_a or each.name_b: each for each in result.differing}
     keys = [each.config for each in result.config]
     deeds = {tensor: each.deed for tensor, each in differing.items()}
@@ -569,6 +572,23 @@ def judged(name: str, container: Container | GgufContainer, case: Case, folder: 
         right = right or any("tie" in key for key in case.keys)
     return row | {"verdict": result.verdict, "tensors_right": right, "named": named,
                   "said": "; ".join(sorted({*deeds.values(), *keys})) or result.lead[:80]}  # fmt: skip
+
+
+def _by_identity(name: str, case: Case, folder: Path, copy: Path) -> dict[str, Any]:
+    """What `same` says where of the original only the identity is known, and if the tensors are those that changed."""
+    stored, path = _identity(name, folder)
+    result = ws.same(path, copy)
+    named = {stored[each.label].name if each.label in stored else each.name_b
+             for each in result.differing if each.verdict == "different"}  # fmt: skip
+    return {"by_identity": result.verdict, "identity_right": named == {*case.words}}
+
+
+@lru_cache(None)
+def _identity(name: str, folder: Path) -> tuple[Mapping[str, Stored], Path]:
+    """The places of an original's tensors by label, and the file of its identity."""
+    identity = ws.identity(written(name, folder))
+    Folder(folder).json(f"{name}.id.json", identity.as_json())
+    return identity.stored, folder / f"{name}.id.json"
 
 
 @lru_cache(None)
@@ -619,4 +639,5 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     }  # fmt: skip
 
 
-COLUMNS = ("deed", "family", "container", "logits", "rounding", "verdict", "tensors_right", "named", "said")
+COLUMNS = ("deed", "family", "container", "logits", "rounding", "verdict", "tensors_right", "named", "by_identity",
+           "identity_right", "said")  # fmt: skip
