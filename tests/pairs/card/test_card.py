@@ -46,6 +46,7 @@ def test_a_copy_and_its_base_are_verified(release: Path, tmp_path: Path) -> None
     identity.write_text(json.dumps(ws.identity("embedded").as_json()))
     card = ws.card(release, base="embedded", original=identity)
     assert states(card)["original"] == states(card)["lineage"] == "verified"
+    assert "The comparison is verified by weights." in next(each.what for each in card.items if each.item == "lineage")
 
 
 def test_another_base_in_the_model_card_fails(release: Path) -> None:
@@ -66,6 +67,14 @@ def test_another_base_in_the_model_card_fails(release: Path) -> None:
 )
 def test_a_broken_tensor_fails_its_item(name: str, values: object, item: str, release: Path) -> None:
     assert states(ws.card(changed(release, name, values)))[item] == "failed"
+
+
+@pytest.mark.parametrize("name", ["transformer.h.1.mlp.c_fc.weight", "transformer.wte.weight"])
+def test_a_matrix_drawn_anew_is_not_verified(name: str, release: Path) -> None:
+    tensor = load_file(release / "model.safetensors")[name]
+    drawn = np.random.default_rng(0).normal(0, tensor.std(), tensor.shape)
+    (training,) = [each for each in ws.card(changed(release, name, drawn)).items if each.item == "training"]
+    assert training.state == "not checked" and f"1 of 18 matrices may be random: {name}" in training.what
 
 
 def test_a_head_that_the_config_ties_and_readers_overwrite_fails(release: Path) -> None:

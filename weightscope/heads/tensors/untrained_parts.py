@@ -9,7 +9,7 @@ published, and in two heads: the poolers of MiniLM and MPNet.
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from weightscope.report.findings import Finding, Member, Tried, finding
 
 JUDGED_ROWS = 256  # rows of a matrix
 LEAST_WIDE = 32  # columns of a matrix, or rows
+BOUND = 3  # times the median size
+DEVIATIONS = 6
 # modules whose rows are looked up: formulas may fill them
 LOOKED_UP = re.compile(r"embed|position|token", re.IGNORECASE)
 PARAMETER = re.compile(r"\.(weight|bias|gamma|beta)$")
@@ -103,3 +105,42 @@ def off_random(tensor: Tensor) -> float:
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = ((gram**2).sum() / gram.trace() ** 2 - 1 / len(w)) * w.shape[1]
     return float(abs(ratio - 1) / spread_error(len(w)))
+
+
+def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix: those of stacked experts below one another."""
+    at = 2 if len(shape) == 3 else 1
+    return prod(shape[:at]), prod(shape[at:])
+
+
+def may_be_random(tensor: Tensor) -> bool:
+    """False if the values of a matrix are not independent draws of any one distribution.
+
+    Values are bounded first, which leaves independent ones independent; then squares of rows or of
+    columns vary more than theirs do, or rows are more alike, by six deviations (p = 1e-9).
+    """
+    block = next(iter(tensor.blocks(JUDGED_ROWS)))[1]
+    w = block.reshape(matrix_of(block.shape))[:JUDGED_ROWS].astype(np.float64)
+    w -= np.median(w)
+    most = BOUND * np.median(np.abs(w))
+    w = np.clip(w, -most, most)
+    w -= w.mean()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        signs = _spread_of_sums(w), _spread_of_sums(w.T), _likeness(w)
+    return not any(each > DEVIATIONS for each in signs)
+
+
+def _spread_of_sums(w: np.ndarray) -> float:
+    """The variance of rows' sums of squares, in deviations from that of independent values."""
+    squares = w**2
+    ratio = squares.sum(axis=1).var() / (w.shape[1] * squares.var())
+    excess = ((squares - squares.mean()) ** 4).mean() / squares.var() ** 2 - 3
+    return float((ratio - 1) / sqrt((2 + max(0, excess) / w.shape[1]) / len(w)))
+
+
+def _likeness(w: np.ndarray) -> float:
+    """The mean square of rows' cosines, in deviations from that of independent values."""
+    w = w.T if len(w) > w.shape[1] else w  # (k, n)
+    w = w / np.linalg.norm(w, axis=1, keepdims=True)
+    cosines = (w @ w.T)[np.triu_indices(len(w), 1)] ** 2 * w.shape[1]
+    return float((cosines.mean() - 1) / sqrt(max(2, cosines.var()) / len(cosines)))

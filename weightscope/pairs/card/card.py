@@ -27,7 +27,9 @@ from weightscope.heads.tensors.config_readers import (
 )
 from weightscope.heads.tensors.measure import TensorFacts
 from weightscope.heads.tensors.tied_head import tie_holds
+from weightscope.heads.tensors.untrained_parts import LEAST_WIDE, matrix_of, may_be_random
 from weightscope.model.model import Model, open_model
+from weightscope.pairs.claims.claim import tier_of
 from weightscope.pairs.identity.identity import Identity, identity
 from weightscope.pairs.lineage.lineage import lineage
 from weightscope.pairs.same import DIFFERENT, UNDECIDED
@@ -205,7 +207,7 @@ def card(
         asked: dict[str, Callable[[], Answer]] = {
             "original": partial(_copy, model, original),
             "values": partial(_values, audited),
-            "training": partial(_training, audited),
+            "training": partial(_training, model, audited),
             "config": partial(_config, model, audited),
             "readers": partial(_readers, model),
             "logits": partial(_logits, model, audited),
@@ -270,10 +272,22 @@ def _is_flat(tensor: TensorFacts) -> bool:
     return tensor.kind == "f" and tensor.constant and min(tensor.shape) > 1 < len(tensor.shape)
 
 
-def _training(audited: Audit) -> Answer:
+def _training(model: Model, audited: Audit) -> Answer:
     if failure := _failure(audited, AGAINST_TRAINING):
         return failure
-    return State.VERIFIED, "no layer or part looks drawn at random, exchanged or transposed"
+    wide = {
+        name: tensor.unchecked(set())
+        for name, tensor in model.checkpoint.items()
+        if min(matrix_of(tensor.shape)) >= LEAST_WIDE
+    }
+    random = [name for name, tensor in wide.items() if may_be_random(tensor)]
+    number = counted(len(wide), "matrix").replace("matrixs", "matrices")
+    if random:
+        return (
+            State.NOT_CHECKED,
+            f"{len(random)} of {number} may be random: {listed(random, NAMED)}",
+        )
+    return State.VERIFIED, f"none of {number} holds independent values (p < 1e-9 for each)"
 
 
 def _config(model: Model, audited: Audit) -> Answer:
@@ -319,8 +333,9 @@ def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
         return State.NOT_CHECKED, result.lead
     is_one = named is None or named.rpartition("/")[2] == Path(base).name
     aside = "" if is_one else f" {README} names {printable(named)} as its base."
-    failed = result.verdict == "unrelated" or not is_one
-    return State.FAILED if failed else State.VERIFIED, f"{result.lead}{aside}"
+    failed = result.verdict == "unrelated" or result.came_first == "suspect" or not is_one
+    what = f"{result.lead} The comparison is {tier_of(result)}.{aside}"
+    return State.FAILED if failed else State.VERIFIED, what
 
 
 def _identity(model: Model, mine: Identity) -> Answer:
