@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import run, with_tokenizer
 from tests.support.plants.bugs import BUGS, Bug, enacted
+from tests.support.weights import shared
 from weightscope.pairs.card.card import BEGIN, END, Card, with_section
 
 EMBEDDED = Path(ws.__file__).parent / "core" / "embedded"
@@ -39,6 +40,12 @@ def test_a_healthy_checkpoint_fails_nothing() -> None:
         "readers": "verified", "logits": "verified", "lineage": "not checked", "identity": "verified",
     }  # fmt: skip
     assert card.identity.wsid == ws.identity("embedded").wsid
+
+
+def test_readers_that_take_nothing_are_not_counted() -> None:
+    (readers,) = [each for each in ws.card(shared("vit-tiny")).items if each.item == "readers"]
+    assert readers.state == "verified"
+    assert readers.what == "read alike by transformers 4.57, transformers 5; not read by vLLM, llama.cpp"
 
 
 def test_a_copy_and_its_base_are_verified(release: Path, tmp_path: Path) -> None:

@@ -306,8 +306,12 @@ def _config(model: Model, audited: Audit) -> Answer:
 def _readers(model: Model) -> Answer:
     if disagreements := readers_disagree(model):
         return State.FAILED, disagreement_line(disagreements)
-    names = ", ".join(dict.fromkeys(each.reader for each in taken_by_readers(model)))
-    return State.VERIFIED, f"read alike by {names}"
+    readings = taken_by_readers(model)
+    readers = dict.fromkeys(each.reader for each in readings if each.values)
+    others = ", ".join({each.reader: None for each in readings if each.reader not in readers})
+    aside = f"; not read by {others}" if others else ""
+    state = State.VERIFIED if len(readers) > 1 else State.NOT_CHECKED
+    return state, f"read alike by {', '.join(readers) or 'nobody'}{aside}"
 
 
 def _logits(model: Model, audited: Audit) -> Answer:
