@@ -165,5 +165,6 @@ def consistent_part(judged: Iterable[Judged]) -> str:
     ways = " or ".join(dict.fromkeys(each.done.way for each in guessed))
     tensors = counted(len(sizes), "tensor")
     are = "is" if len(sizes) == 1 else "are"
-    span = f"about {sizes[0]:.2g} to {sizes[-1]:.2g} of the norm away"
-    return f"{tensors} {are} perhaps {ways} ({span}), which digests cannot prove"
+    span = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (sizes[0], sizes[-1])))
+    away = f"about {span} of the norm away"
+    return f"{tensors} {are} perhaps {ways} ({away}), which digests cannot prove"
