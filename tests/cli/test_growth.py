@@ -133,6 +133,7 @@ COMMANDS: dict[str, Arguments] = {
     "fingerprint": lambda a, b, out: ["fingerprint", a, "--out", out.with_suffix(".wsf")],
     "draft": lambda a, b, out: ["draft", a],
 }
+IN_ALL = ("layers", "sources", "audit --all", "same")  # in `make check`; the others in the census
 SLOW = ("same", "compare", "learned", "lineage")  # counted over half as many layers
 ATTENTION = ("circuits", "positions", "neighbours", "fingerprint")  # read no other tensor
 LEFT_OUT = {  # refused for a broken value; not read; or the same pass over tensors as of more layers
@@ -323,7 +324,10 @@ def exponents(counts: list[dict[str, Count]]) -> dict[str, float]:
     return powers
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.command}-{case.grows}")
+@pytest.mark.parametrize("case", [
+    case if case.grows in IN_ALL or case.command in IN_ALL else pytest.param(case, marks=pytest.mark.census)
+    for case in CASES
+], ids=lambda case: f"{case.command}-{case.grows}")  # fmt: skip
 def test_work_grows_in_proportion(case: Case, tmp_path: Path) -> None:
     if case.command not in WARM:
         counts_of(case, 2, tmp_path / "warm")

@@ -9,3 +9,10 @@ import pytest
 def mostly_checked(parameters: Iterable[Any], *, fast: Collection[Any]) -> list[Any]:
     """The parameters, all marked `check` but a few that every change is tried on."""
     return [each if each in fast else pytest.param(each, marks=pytest.mark.check) for each in parameters]
+
+
+def one_in(share: int, parameters: Iterable[Any]) -> list[Any]:
+    """The parameters, of which one in `share` is left to `check` and the others to `census`."""
+    return [
+        each if i % share == 0 else pytest.param(each, marks=pytest.mark.census) for i, each in enumerate(parameters)
+    ]
