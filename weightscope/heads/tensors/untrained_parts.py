@@ -108,7 +108,7 @@ def off_random(tensor: Tensor) -> float:
 
 
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix: those of stacked experts below one another."""
+    """Rows and columns of a tensor as a matrix: stacked experts lie below one another."""
     at = 2 if len(shape) == 3 else 1
     return prod(shape[:at]), prod(shape[at:])
 
@@ -117,7 +117,7 @@ def may_be_random(tensor: Tensor) -> bool:
     """False if the values of a matrix are not independent draws of any one distribution.
 
     Values are bounded first, which leaves independent ones independent; then squares of rows or of
-    columns vary more than theirs do, or rows are more alike, by six deviations (p = 1e-9).
+    columns vary more than they would, or rows are more alike, by six deviations (p = 1e-9).
     """
     block = next(iter(tensor.blocks(JUDGED_ROWS)))[1]
     w = block.reshape(matrix_of(block.shape))[:JUDGED_ROWS].astype(np.float64)
@@ -131,7 +131,7 @@ def may_be_random(tensor: Tensor) -> bool:
 
 
 def _spread_of_sums(w: np.ndarray) -> float:
-    """The variance of rows' sums of squares, in deviations from that of independent values."""
+    """The variance of sums of squares over rows, in deviations from independent values."""
     squares = w**2
     ratio = squares.sum(axis=1).var() / (w.shape[1] * squares.var())
     excess = ((squares - squares.mean()) ** 4).mean() / squares.var() ** 2 - 3
@@ -139,7 +139,7 @@ def _spread_of_sums(w: np.ndarray) -> float:
 
 
 def _likeness(w: np.ndarray) -> float:
-    """The mean square of rows' cosines, in deviations from that of independent values."""
+    """The mean square of cosines of rows, in deviations from independent values."""
     w = w.T if len(w) > w.shape[1] else w  # (k, n)
     w = w / np.linalg.norm(w, axis=1, keepdims=True)
     cosines = (w @ w.T)[np.triu_indices(len(w), 1)] ** 2 * w.shape[1]

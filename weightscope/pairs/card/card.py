@@ -311,7 +311,7 @@ def _readers(model: Model) -> Answer:
     others = ", ".join({each.reader: None for each in readings if each.reader not in readers})
     aside = f"; not read by {others}" if others else ""
     state = State.VERIFIED if len(readers) > 1 else State.NOT_CHECKED
-    return state, f"read alike by {', '.join(readers) or 'nobody'}{aside}"
+    return state, f"read alike by {', '.join(readers) or 'no reader'}{aside}"
 
 
 def _logits(model: Model, audited: Audit) -> Answer:
