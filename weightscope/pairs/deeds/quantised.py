@@ -1,6 +1,6 @@
 """One tensor as the other rounded in other ways than one cast, or quantised by a writer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,6 +19,7 @@ from weightscope.pairs.deeds.pair import Pair
 from weightscope.pairs.deeds.recomputed import (
     CLIPPED,
     Cells,
+    Grids,
     OnGrids,
     Used,
     cells_on_stored,
@@ -54,6 +55,8 @@ WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")
 WITH_CODES_TUNED = ("AutoRound int", "GPTQ int", "AWQ int")
 # a format that is rounded plainly, or by mlx-lm's GPTQ or DWQ, which leave nothing to tell them by
 PERHAPS_TUNED = ("MLX int",)
+# formats whose writers find codes with a scale, and then round the scale to what is stored
+SCALES_ROUNDED = ("MLX int", "NVFP4")
 # ggml's types that have a search for scales alone: codes are the nearest on the stored grid
 WITH_SCALES_SEARCHED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 OF_ZERO = 0.01  # half-steps from the middle code to zero, up to which a grid has no zero point
@@ -209,7 +212,8 @@ def quantised(pair: Pair, change: Change, may_compensate: bool = True) -> Deed |
         originals = [("", older)]
         if newer.ends() is not None and older.dtype == "F32":
             originals += [(cast, RoundedTensor(older, cast)) for cast in SUMMED]
-        proofs = (_by_cells, _by_sums, _by_error, *([_by_compensation] if may_compensate else []))
+        proofs = [_by_cells, _by_sums, _by_scales, _by_error]
+        proofs += [_by_compensation] if may_compensate else []
         for prove in proofs:
             for first, original in originals:
                 if done := prove(original, newer, change):
@@ -262,23 +266,59 @@ def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     levels = ends[2]
     if isinstance(levels, int) and not any(part.dtype == "BF16" for part in newer.parts):  # scales
         return None
+
+    def summands(x: np.ndarray, grids: Grids) -> np.ndarray:
+        divided = 2 * np.abs(x)  # the scale, and the value it divides
+        return divided + np.abs(x - grids.least) * _has_zero_point(grids, levels)
+
+    is_proved = _in_wider_cells(older, newer, _half_unit("BF16"), summands)
+    detail = "every value in its cell, up to the rounding of sums in BF16"
+    done = Deed(What.QUANTISED, detail=detail, dtype=packing_of(newer), proof=Proof.BOUND)
+    return done if is_proved else None
+
+
+def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
+    """Values in the cells of a scale and an offset that were rounded once codes were found."""
+    ends, kind = newer.ends(), newer.dtype
+    if ends is None or not kind.startswith(SCALES_ROUNDED):
+        return None
+    levels = ends[2]
+    unit = max(_half_unit(part.dtype) for part in newer.parts if part.dtype in FRACTION)
+
+    def factors(x: np.ndarray, grids: Grids) -> np.ndarray:
+        if not _has_zero_point(grids, levels):
+            return np.abs(x)
+        from_offset = np.maximum(np.abs(x - grids.least), np.abs(x - grids.most))
+        return from_offset + np.maximum(np.abs(grids.least), np.abs(grids.most))  # either end
+
+    is_proved = _in_wider_cells(older, newer, unit, factors)
+    detail = "every value in its cell, up to the rounding of its scale"
+    return Deed(What.QUANTISED, detail=detail, dtype=kind, proof=Proof.BOUND) if is_proved else None
+
+
+def _has_zero_point(grids: Grids, levels: int | tuple[float, ...]) -> bool:
+    """True where zero is no middle code of an even grid."""
+    if not isinstance(levels, int):
+        return False
+    offset = np.abs(grids.least + levels * grids.half)
+    return bool(np.any(offset > OF_ZERO * grids.half))
+
+
+def _in_wider_cells(
+    older: Tensor,
+    newer: Tensor,
+    unit: float,
+    rounded: Callable[[np.ndarray, Grids], np.ndarray],
+) -> bool:
+    """True if every value is in its cell, up to a unit of numbers that were rounded."""
     used = Used()
     for stored in stored_cells(older, newer):
-        x, grids = stored.placed.x, stored.grids
-        summands = 2 * np.abs(x)  # the scale, and the value it divides
-        if isinstance(levels, int):
-            offset = np.abs(grids.least + levels * grids.half)
-            if np.any(offset > OF_ZERO * grids.half):  # its zero point was added
-                summands = summands + np.abs(x - grids.least)
-        room = _half_unit("BF16") * summands
-        is_near_ends = stored.beyond <= CLIPPED * grids.end + grids.lost + room
-        if not ((stored.off <= grids.room + room) & is_near_ends).all():
-            return None
+        room = unit * rounded(stored.placed.x, stored.grids)
+        is_near_ends = stored.beyond <= CLIPPED * stored.grids.end + stored.grids.lost + room
+        if not ((stored.off <= stored.grids.room + room) & is_near_ends).all():
+            return False
         used.add(stored.placed)
-    if used.hardly:
-        return None
-    detail = "every value in its cell, up to the rounding of sums in BF16"
-    return Deed(What.QUANTISED, detail=detail, dtype=packing_of(newer), proof=Proof.BOUND)
+    return not used.hardly
 
 
 def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
