@@ -267,7 +267,8 @@ def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     if isinstance(levels, int) and not any(part.dtype == "BF16" for part in newer.parts):  # scales
         return None
 
-    def summands(x: np.ndarray, grids: Grids) -> np.ndarray:
+    def summands(placed: OnGrids) -> np.ndarray:
+        x, _, grids = placed
         divided = 2 * np.abs(x)  # the scale, and the value it divides
         return divided + np.abs(x - grids.least) * _has_zero_point(grids, levels)
 
@@ -285,10 +286,11 @@ def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     levels = ends[2]
     unit = max(_half_unit(part.dtype) for part in newer.parts if part.dtype in FRACTION)
 
-    def factors(x: np.ndarray, grids: Grids) -> np.ndarray:
+    def factors(placed: OnGrids) -> np.ndarray:
+        _, y, grids = placed
         if not _has_zero_point(grids, levels):
-            return np.abs(x)
-        from_offset = np.maximum(np.abs(x - grids.least), np.abs(x - grids.most))
+            return np.abs(y)
+        from_offset = np.maximum(np.abs(y - grids.least), np.abs(y - grids.most))
         return from_offset + np.maximum(np.abs(grids.least), np.abs(grids.most))  # either end
 
     is_proved = _in_wider_cells(older, newer, unit, factors)
@@ -305,15 +307,12 @@ def _has_zero_point(grids: Grids, levels: int | tuple[float, ...]) -> bool:
 
 
 def _in_wider_cells(
-    older: Tensor,
-    newer: Tensor,
-    unit: float,
-    rounded: Callable[[np.ndarray, Grids], np.ndarray],
+    older: Tensor, newer: Tensor, unit: float, rounded: Callable[[OnGrids], np.ndarray]
 ) -> bool:
     """True if every value is in its cell, up to a unit of numbers that were rounded."""
     used = Used()
     for stored in stored_cells(older, newer):
-        room = unit * rounded(stored.placed.x, stored.grids)
+        room = unit * rounded(stored.placed)
         is_near_ends = stored.beyond <= CLIPPED * stored.grids.end + stored.grids.lost + room
         if not ((stored.off <= stored.grids.room + room) & is_near_ends).all():
             return False
