@@ -289,9 +289,10 @@ def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     def factors(placed: OnGrids) -> np.ndarray:
         _, y, grids = placed
         if not _has_zero_point(grids, levels):
-            return np.abs(y)
+            return np.abs(y) + grids.half  # a level, and the end of its cell
         from_offset = np.maximum(np.abs(y - grids.least), np.abs(y - grids.most))
-        return from_offset + np.maximum(np.abs(grids.least), np.abs(grids.most))  # either end
+        offset = np.maximum(np.abs(grids.least), np.abs(grids.most))  # either end
+        return offset + from_offset + grids.half
 
     is_proved = _in_wider_cells(older, newer, unit, factors)
     detail = "every value in its cell, up to the rounding of its scale"
