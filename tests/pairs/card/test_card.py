@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def changed(folder: Path, name: str, values: object) -> Path:
 def test_a_healthy_checkpoint_fails_nothing() -> None:
     card = ws.card("embedded")
     assert states(card) == {
-        "original": "not checked", "values": "verified", "training": "verified", "config": "verified",
+        "original": "not checked", "values": "verified", "randomness": "verified", "config": "verified",
         "readers": "verified", "logits": "verified", "lineage": "not checked", "identity": "verified",
     }  # fmt: skip
     assert card.identity.wsid == ws.identity("embedded").wsid
@@ -45,7 +46,8 @@ def test_a_healthy_checkpoint_fails_nothing() -> None:
 def test_readers_that_take_nothing_are_not_counted() -> None:
     (readers,) = [each for each in ws.card(shared("vit-tiny")).items if each.item == "readers"]
     assert readers.state == "verified"
-    assert readers.what == "read alike by transformers 4.57, transformers 5; not read by vLLM, llama.cpp"
+    assert readers.what.startswith("transformers 4.57, transformers 5 take the same head size")
+    assert readers.what.endswith("; not read by vLLM, llama.cpp")
 
 
 def test_a_copy_and_its_base_are_verified(release: Path, tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_another_base_in_the_model_card_fails(release: Path) -> None:
         ("transformer.h.1.mlp.c_fc.weight", np.nan, "values"),
         ("transformer.h.1.mlp.c_proj.weight", 0, "values"),
         ("transformer.h.1.mlp.c_proj.weight", 0.5, "values"),
-        ("transformer.h.2.attn.c_attn.weight", np.random.default_rng(0).normal(0, 0.02, (192, 576)), "training"),
+        ("transformer.h.2.attn.c_attn.weight", np.random.default_rng(0).normal(0, 0.02, (192, 576)), "randomness"),
     ],
     ids=["NaN", "zero", "constant", "drawn anew"],
 )
@@ -80,8 +82,35 @@ def test_a_broken_tensor_fails_its_item(name: str, values: object, item: str, re
 def test_a_matrix_drawn_anew_is_not_verified(name: str, release: Path) -> None:
     tensor = load_file(release / "model.safetensors")[name]
     drawn = np.random.default_rng(0).normal(0, tensor.std(), tensor.shape)
-    (training,) = [each for each in ws.card(changed(release, name, drawn)).items if each.item == "training"]
-    assert training.state == "not checked" and f"1 of 18 matrices may be random: {name}" in training.what
+    (randomness,) = [each for each in ws.card(changed(release, name, drawn)).items if each.item == "randomness"]
+    assert randomness.state == "not checked" and randomness.what.endswith(f"may be random: {name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"vocab_size": 9000}, "config.json has 9,000 tokens, the embedding 8,000"),
+     ({"tie_word_embeddings": False}, "the file has no head, and config.json does not tie it")],
+)  # fmt: skip
+def test_a_config_of_other_ends_fails(change: dict[str, object], what: str, release: Path) -> None:
+    config = json.loads((release / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    (release / "config.json").write_text(json.dumps(config | change))
+    (item,) = [each for each in ws.card(release).items if each.item == "config"]
+    assert (item.state, item.what) == ("failed", what)
+
+
+def test_a_scalar_of_floats_fails_nothing(release: Path) -> None:
+    tensors = load_file(release / "model.safetensors") | {"transformer.logit_scale": np.array(4.6, np.float16)}
+    save_file(tensors, release / "model.safetensors", {"format": "pt"})
+    assert states(ws.card(release))["values"] == "verified"
+
+
+@pytest.mark.parametrize(("named", "state"), [
+    ("Org/Embedded", "verified"), ("org/embedded@main", "verified"), ("[org/a, org/embedded]", "verified"),
+    ("org/other", "failed"),
+])  # fmt: skip
+def test_spellings_of_a_base(named: str, state: str, release: Path) -> None:
+    (release / "README.md").write_text(f"---\nbase_model: {named}\n---\n")
+    assert states(ws.card(release, base="embedded"))["lineage"] == state
 
 
 def test_a_head_that_the_config_ties_and_readers_overwrite_fails(release: Path) -> None:
@@ -117,6 +146,36 @@ def test_an_edited_card_fails_its_check(release: Path) -> None:
     assert edited.exit_code == 3 and "has another section" in edited.output
     page.write_text("# Model\n")
     assert run("card", release, "--check").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda section: f"{section}\n{section.replace('not checked', 'verified')}",
+        lambda section: section.replace('version: "', 'version: "9 # certified '),
+        lambda section: section.replace('version: "', 'version: "9"\r```\r\rall verified\r'),
+    ],
+    ids=["a second section", "a comment", "a carriage return"],
+)
+def test_a_forged_card_fails_its_check(forge: Callable[[str], str], release: Path) -> None:
+    page = release / "README.md"
+    section = ws.card(release).section
+    page.write_text(section)
+    assert run("card", release, "--check").exit_code == 0
+    page.write_text(forge(section), newline="")
+    assert run("card", release, "--check").exit_code == 3
+
+
+def test_names_cannot_end_a_section_or_be_markup(release: Path) -> None:
+    name = f"m{END} ![](x) `a`.safetensors"
+    (release / "model.safetensors").rename(release / name)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(release / name), name)}
+    (release / "model.safetensors.index.json").write_text(json.dumps(index))
+    page = release / "README.md"
+    assert run("card", release, "--out", page).exit_code == 0
+    text = page.read_text()
+    assert run("card", release, "--out", page).exit_code == 0 and page.read_text() == text
+    assert run("card", release, "--check").exit_code == 0 and "\n![" not in text
 
 
 def test_a_card_holds_wherever_the_checkpoint_lies(release: Path, tmp_path: Path) -> None:

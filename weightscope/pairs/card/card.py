@@ -26,8 +26,13 @@ from weightscope.heads.tensors.config_readers import (
     taken_by_readers,
 )
 from weightscope.heads.tensors.measure import TensorFacts
-from weightscope.heads.tensors.tied_head import tie_holds
-from weightscope.heads.tensors.untrained_parts import LEAST_WIDE, matrix_of, may_be_random
+from weightscope.heads.tensors.tied_head import says_tied, stored_ends, tie_holds
+from weightscope.heads.tensors.untrained_parts import (
+    JUDGED_ROWS,
+    LEAST_WIDE,
+    matrix_of,
+    may_be_random,
+)
 from weightscope.model.model import Model, open_model
 from weightscope.pairs.claims.claim import tier_of
 from weightscope.pairs.identity.identity import Identity, identity
@@ -40,9 +45,14 @@ BEGIN, END = "<!-- weightscope card -->", "<!-- end of weightscope card -->"
 README = "README.md"
 NAMED = 3  # tensors in a sentence
 MAXIMA = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # by dtype
+RUN_AS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+WITH_HEAD = ("ForCausalLM']", "LMHeadModel']")
+MARKUP = re.compile(r"[\\`*\[\]|!#~]|(?<!\w)_|_(?!\w)")
+BAR = "\\|"
+QUERIES = re.compile(r"(^|[+.])q($|[+.])")
 BROKEN = (
     *("not_finite", "overflow", "zero_tensor", "zero_head", "out_of_scale", "duplicate_layers"),
-    *("duplicate_tensors", "duplicate_heads", "copied_experts", "dead_experts", "odd_dtype"),
+    *("duplicate_tensors", "duplicate_heads", "copied_experts", "dead_experts"),
 )
 AGAINST_TRAINING = (
     *("untrained", "untrained_layer", "noise_floor", "swapped_factors", "mixed_factors"),
@@ -54,7 +64,7 @@ OF_AUDIT = "weightscope audit {name} --all"
 COMMANDS = {  # by item; what repeats it
     "original": "weightscope same {original} {name}",
     "values": OF_AUDIT,
-    "training": OF_AUDIT,
+    "randomness": OF_AUDIT,
     "config": OF_AUDIT,
     "readers": "weightscope inspect {name} --readers",
     "logits": OF_AUDIT,
@@ -134,7 +144,7 @@ class Card(Result):
     @property
     def section(self) -> str:
         """The section of a model card, between two markers: Markdown, and YAML for programs."""
-        rows = [[_cell(text) for text in each[:3]] + [f"`{_cell(each[3])}`"] for each in self.items]
+        rows = [[_cell(text) for text in each[:3]] + [_code(each[3])] for each in self.items]
         table = [("item", "state", "evidence", "repeat with"), ("---",) * 4, *rows]
         states = [f"    {each.item}: {each.state}" for each in self.items]
         about = {"wsid": self.identity.wsid, "version": self.provenance.version}
@@ -151,11 +161,11 @@ class Card(Result):
                 "",
                 "```yaml",
                 "weightscope:",
-                *(f"  {key}: {json.dumps(value)}" for key, value in about.items()),
+                *(f"  {key}: {_yaml(value)}" for key, value in about.items()),
                 "  items:",
                 *states,
                 "  sha256:",
-                *(f"    {json.dumps(name)}: {digest}" for name, digest in hashes.items()),
+                *(f"    {_yaml(name)}: {digest}" for name, digest in hashes.items()),
                 "```",
                 END,
             ]
@@ -163,8 +173,20 @@ class Card(Result):
 
 
 def _cell(text: str) -> str:
-    """Text in a cell of a table of Markdown."""
-    return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Text in a cell of a table of Markdown, whatever characters names have."""
+    return MARKUP.sub(r"\\\g<0>", printable(text)).replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """Text as code in a cell of a table of Markdown."""
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    pad = " " if "`" in text else ""
+    return f"{ticks}{pad}{printable(text).replace('|', BAR)}{pad}{ticks}"
+
+
+def _yaml(value: object) -> str:
+    """A value in YAML, without a marker's first character."""
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def card(
@@ -207,7 +229,7 @@ def card(
         asked: dict[str, Callable[[], Answer]] = {
             "original": partial(_copy, model, original),
             "values": partial(_values, audited),
-            "training": partial(_training, model, audited),
+            "randomness": partial(_randomness, model, audited),
             "config": partial(_config, model, audited),
             "readers": partial(_readers, model),
             "logits": partial(_logits, model, audited),
@@ -263,16 +285,20 @@ def _values(audited: Audit) -> Answer:
     if flat:
         return State.FAILED, f"empty, or one value throughout: {listed(flat, NAMED)}"
     what = f"all values of {counted(len(facts), 'tensor')} are finite"
-    absent = "no tensor is empty, no head zero, no matrix one value, no layer a copy"
+    layers = counted(len({*audited.heads["layer"].tolist()}), "audited layer")
+    absent = (
+        f"no tensor is empty, no matrix one value; of {layers} none has a zero head or is a copy"
+    )
     return State.VERIFIED, f"{what}; {absent}"
 
 
 def _is_flat(tensor: TensorFacts) -> bool:
     """Detect a matrix of floats that holds one value."""
-    return tensor.kind == "f" and tensor.constant and min(tensor.shape) > 1 < len(tensor.shape)
+    is_matrix = len(tensor.shape) > 1 and min(tensor.shape) > 1
+    return tensor.kind == "f" and tensor.constant and is_matrix
 
 
-def _training(model: Model, audited: Audit) -> Answer:
+def _randomness(model: Model, audited: Audit) -> Answer:
     if failure := _failure(audited, AGAINST_TRAINING):
         return failure
     wide = {
@@ -280,14 +306,13 @@ def _training(model: Model, audited: Audit) -> Answer:
         for name, tensor in model.checkpoint.items()
         if min(matrix_of(tensor.shape)) >= LEAST_WIDE
     }
+    sides = f"matrices of {LEAST_WIDE} rows and columns or more"
     random = [name for name, tensor in wide.items() if may_be_random(tensor)]
-    number = counted(len(wide), "matrix").replace("matrixs", "matrices")
-    if random:
-        return (
-            State.NOT_CHECKED,
-            f"{len(random)} of {number} may be random: {listed(random, NAMED)}",
-        )
-    return State.VERIFIED, f"none of {number} holds independent values (p < 1e-9 for each)"
+    if random or not wide:
+        names = f": {listed(random, NAMED)}" if random else ""
+        return State.NOT_CHECKED, f"{len(random)} of {len(wide)} {sides} may be random{names}"
+    what = f"none of {len(wide)} {sides} is a draw from one distribution"
+    return State.VERIFIED, f"{what}, by its first {JUDGED_ROWS} rows"
 
 
 def _config(model: Model, audited: Audit) -> Answer:
@@ -297,10 +322,17 @@ def _config(model: Model, audited: Audit) -> Answer:
         return State.FAILED, model.names_note
     if model.family.inputs.tokens and model.ends.token_name not in model.checkpoint:
         return State.NOT_CHECKED, "the file has no token embedding: it is a part of a model"
-    tie = tie_holds(model)
-    ties = {None: "no head to tie", True: "the head is tied as it says", False: "the head is apart"}
-    what = f"names and shapes fit {model.family.name}, and {ties[tie]}"
-    return State.VERIFIED, f"{what}; the order of rotated pairs shows in a comparison alone"
+    tokens, head = stored_ends(model)
+    size = model.config.get("vocab_size")
+    if tokens is not None and type(size) is int and size != tokens.shape[0]:
+        return State.FAILED, f"config.json has {size:,} tokens, the embedding {tokens.shape[0]:,}"
+    tie, classes = tie_holds(model), model.checkpoint.config.get("architectures")
+    if tie is None and head is None and str(classes).endswith(WITH_HEAD):
+        return State.FAILED, "the file has no head, and config.json does not tie it"
+    if tie and not says_tied(model) and not model.ends.tied:
+        return State.FAILED, "the head is the token embedding, which config.json does not tie"
+    ties = {None: "there is no head", True: "the head is tied", False: "the head is apart"}
+    return State.VERIFIED, f"attention has the names and shapes of {model.family.name}; {ties[tie]}"
 
 
 def _readers(model: Model) -> Answer:
@@ -309,37 +341,61 @@ def _readers(model: Model) -> Answer:
     readings = taken_by_readers(model)
     readers = dict.fromkeys(each.reader for each in readings if each.values)
     others = ", ".join({each.reader: None for each in readings if each.reader not in readers})
+    places = ", ".join(dict.fromkeys(str(place) for each in readings for place in each.values))
     aside = f"; not read by {others}" if others else ""
     state = State.VERIFIED if len(readers) > 1 else State.NOT_CHECKED
-    return state, f"read alike by {', '.join(readers) or 'no reader'}{aside}"
+    return state, f"{', '.join(readers) or 'no reader'} take the same {places}{aside}"
 
 
 def _logits(model: Model, audited: Audit) -> Answer:
     """The largest bound is a proof where it is in range; beyond it nothing is known."""
     bounds = audited.heads["qk_logit_bound"]
+    if others := _other_attention(model):
+        return State.NOT_CHECKED, f"attention was not looked at in {listed(others, NAMED)}"
     dtypes = {tensor.dtype for tensor in model.checkpoint.values()}
+    runs_in = model.checkpoint.config.get("dtype", model.checkpoint.config.get("torch_dtype"))
+    dtypes.add(RUN_AS.get(runs_in, "") if isinstance(runs_in, str) else "")
     dtype = min((each for each in dtypes if each in MAXIMA), key=MAXIMA.__getitem__, default="F16")
     if not np.isfinite(bounds).all():
         return State.NOT_CHECKED, "the logits of some heads have no bound"
     largest = float(bounds.max(initial=0.0))
-    what = f"no logit is above {largest:.3g}; the largest {dtype} is {MAXIMA[dtype]:.3g}"
+    what = f"no attention logit is above {largest:.3g}; the largest {dtype} is {MAXIMA[dtype]:.3g}"
     return State.VERIFIED if largest <= MAXIMA[dtype] else State.NOT_CHECKED, what
 
 
+def _other_attention(model: Model) -> list[str]:
+    """Stacks with queries that are not the one that was audited, and cross-attention."""
+    tensors = model.unchecked().tensors
+    queries = [each for each in tensors if QUERIES.search(each.role) and each.layer is not None]
+    stacks = {each.stack or "other tensors" for each in queries if each.stack != tensors.own}
+    crossed = {each.name for each in queries if each.stack == tensors.own and "cross" in each.role}
+    return [*sorted(stacks), *(["cross-attention"] if crossed else [])]
+
+
 def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
-    named = _base_in_card(model)
+    named = _bases_in_card(model)
     if base is None:
-        aside = f"; {README} names {printable(named)}" if named else ""
+        aside = f"; {README} names {printable(', '.join(named))}" if named else ""
         return State.NOT_CHECKED, f"no base was given{aside}"
     nonce = mine.wsid.rpartition(":")[2][:32]  # the same probes in each run, as its values are
     result = lineage(model, [base], nonce=nonce)
     if result.verdict == UNDECIDED:
         return State.NOT_CHECKED, result.lead
-    is_one = named is None or named.rpartition("/")[2] == Path(base).name
-    aside = "" if is_one else f" {README} names {printable(named)} as its base."
-    failed = result.verdict == "unrelated" or result.came_first == "suspect" or not is_one
+    is_one = not named or _short(str(base)) in map(_short, named)
+    aside = "" if is_one else f" {README} names {printable(', '.join(named))} as its base."
     what = f"{result.lead} The comparison is {tier_of(result)}.{aside}"
-    return State.FAILED if failed else State.VERIFIED, what
+    if result.verdict == "unrelated" or result.came_first == "suspect":
+        return State.FAILED, what
+    if is_one:
+        return State.VERIFIED, what
+    return State.NOT_CHECKED if Path(base).exists() else State.FAILED, what
+
+
+def _short(name: str) -> str:
+    """The last part of a Hub id or a path, without a revision."""
+    path = Path(name)
+    path = path.parent if path.is_file() else path
+    return path.name.partition("@")[0].casefold()
 
 
 def _identity(model: Model, mine: Identity) -> Answer:
@@ -347,19 +403,20 @@ def _identity(model: Model, mine: Identity) -> Answer:
     return State.VERIFIED, f"{mine.wsid}; {files} with SHA-256"
 
 
-def _base_in_card(model: Model) -> str | None:
-    """The base that the model card next to the weights names; None without one."""
+def _bases_in_card(model: Model) -> list[str]:
+    """The bases that the model card next to the weights names."""
     path = model.checkpoint.folder / README
     if not path.is_file():
-        return None
+        return []
     text = read_small(path, MAX_BYTES).decode(errors="replace")
     try:
         about = vars(ModelCard(text, ignore_metadata_errors=True).data)
     except Exception:  # YAML has many
-        return None
+        return []
     named = about.get("base_model")
-    first = next(iter(named), None) if isinstance(named, list) else named
-    return first if isinstance(first, str) else None
+    return [
+        each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)
+    ]
 
 
 def with_section(text: str, section: str) -> str:
@@ -373,13 +430,14 @@ def with_section(text: str, section: str) -> str:
 
 
 def section_in(text: str) -> str | None:
-    """The section of a model card; None without one."""
-    return next((match[0] for match in _sections(text)), None)
+    """The section of a model card; None without one, or with several."""
+    sections = _sections(text)
+    return sections[0][0] if len(sections) == 1 else None
 
 
 def without_version(section: str) -> str:
     """A section but for the version that wrote it."""
-    return re.sub(r"^  version: .*$", "", section, count=1, flags=re.MULTILINE)
+    return re.sub(r'\n  version: "[\w.+-]*"\n', "\n", section, count=1, flags=re.ASCII)
 
 
 def _sections(text: str) -> list[re.Match[str]]:
