@@ -77,17 +77,6 @@ def copies_by_identity() -> Iterator[str]:
         yield row(verdict, counts.total(), *(counts[each] for each in BY_IDENTITY))
 
 
-def damaged_by_identity() -> Iterator[str]:
-    """Planted deeds whose logits differ, and what is said where the original is an identity."""
-    table = rows("planted-deeds/deeds.csv")
-    for container in dict.fromkeys(case["container"] for case in table):
-        cases = [case for case in table if case["container"] == container and float(case["logits"]) > ROUNDING]
-        counts = Counter(case["by_identity"] for case in cases)
-        right = sum(case["identity_right"] == "True" for case in cases)
-        said = (counts[each] for each in ("different", "refused", "undecided"))
-        yield row(CONTAINERS.get(container, container), len(cases), *said, right)
-
-
 def link(bug: dict[str, str]) -> str:
     project, _, number = bug["report"].split("/")[-3:]
     return f"[{project} {number}]({bug['report']})"
@@ -171,7 +160,7 @@ def hub() -> Iterator[str]:
 
 
 TABLES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
-    "same": (damaged, mixers, faithful, versions, reenacted), "identity": (copies_by_identity, damaged_by_identity),
+    "same": (damaged, mixers, faithful, versions, reenacted), "identity": (copies_by_identity,),
     "lineage": (attacks,), "learned": (topics,),
     "atlas": (lost, strangers, hub),
 }  # fmt: skip
