@@ -108,7 +108,7 @@ def same_by_identity(original: Any, copy: Path) -> Same:
         return ws.same(folder / "original.id.json", copy)
 
 
-def said(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple[str, str]:
+def verdict_of(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple[str, str]:
     """The verdict and the sentence on top; "refused" and why where a file cannot be read."""
     try:
         same = judge(original, copy)
@@ -120,8 +120,8 @@ def said(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple
 def judged(source: Source, made: Made) -> Conversion:
     """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
     original = made.original() if made.original else source.folder
-    verdict, lead = said(ws.same, original, made.copy)
-    by_identity, _ = said(same_by_identity, original, made.copy)
+    verdict, lead = verdict_of(ws.same, original, made.copy)
+    by_identity, _ = verdict_of(same_by_identity, original, made.copy)
     apart, witness = float("nan"), made.no_witness
     if made.runs is not None:
         expected, found = (outputs(model, source.inputs) for model in made.runs())

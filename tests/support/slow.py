@@ -12,7 +12,7 @@ def mostly_checked(parameters: Iterable[Any], *, fast: Collection[Any]) -> list[
 
 
 def one_in(share: int, parameters: Iterable[Any]) -> list[Any]:
-    """The parameters, of which one in `share` is left to `check` and the others to `census`."""
+    """Leave one parameter in `share` to `check`, and mark the others `census`."""
     return [
         each if i % share == 0 else pytest.param(each, marks=pytest.mark.census) for i, each in enumerate(parameters)
     ]

@@ -109,8 +109,8 @@ def off_random(tensor: Tensor) -> float:
 
 def matrix_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix: stacked experts lie below one another."""
-    at = 2 if len(shape) == 3 else 1
-    return prod(shape[:at]), prod(shape[at:])
+    ends = 2 if len(shape) == 3 else 1
+    return prod(shape[:ends]), prod(shape[ends:])
 
 
 def may_be_random(tensor: Tensor) -> bool:

@@ -340,9 +340,9 @@ def _readers(model: Model) -> Answer:
         return State.FAILED, disagreement_line(disagreements)
     readings = taken_by_readers(model)
     readers = dict.fromkeys(each.reader for each in readings if each.values)
-    others = ", ".join({each.reader: None for each in readings if each.reader not in readers})
+    without = ", ".join({each.reader: None for each in readings if each.reader not in readers})
     places = ", ".join(dict.fromkeys(str(place) for each in readings for place in each.values))
-    aside = f"; not read by {others}" if others else ""
+    aside = f"; not read by {without}" if without else ""
     state = State.VERIFIED if len(readers) > 1 else State.NOT_CHECKED
     return state, f"{', '.join(readers) or 'no reader'} take the same {places}{aside}"
 
@@ -350,8 +350,8 @@ def _readers(model: Model) -> Answer:
 def _logits(model: Model, audited: Audit) -> Answer:
     """The largest bound is a proof where it is in range; beyond it nothing is known."""
     bounds = audited.heads["qk_logit_bound"]
-    if others := _other_attention(model):
-        return State.NOT_CHECKED, f"attention was not looked at in {listed(others, NAMED)}"
+    if stacks := _other_attention(model):
+        return State.NOT_CHECKED, f"attention was not looked at in {listed(stacks, NAMED)}"
     dtypes = {tensor.dtype for tensor in model.checkpoint.values()}
     runs_in = model.checkpoint.config.get("dtype", model.checkpoint.config.get("torch_dtype"))
     dtypes.add(RUN_AS.get(runs_in, "") if isinstance(runs_in, str) else "")
