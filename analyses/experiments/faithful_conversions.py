@@ -34,6 +34,7 @@ HEADER = (
     *("source", "writer", "version", "container", "expected", "verdict", "by_identity", "witness", "conversions"),
     "as_expected",
 )
+REFUSED = "refused"
 APART = 2e-5  # |difference of outputs| / |outputs| that the order of float32 sums makes
 
 
@@ -57,7 +58,7 @@ class Conversion:
     @property
     def is_told(self) -> bool:
         """Whether it needs a line on the terminal."""
-        alarm = self.by_identity == DIFFERENT and self.verdict not in (DIFFERENT, "refused")
+        alarm = self.by_identity == DIFFERENT and self.verdict not in (DIFFERENT, REFUSED)
         return alarm or not self.is_faithful or self.witness == "outputs differ"
 
     @property
@@ -109,11 +110,11 @@ def same_by_identity(original: Any, copy: Path) -> Same:
 
 
 def verdict_of(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple[str, str]:
-    """The verdict and the sentence on top; "refused" and why where a file cannot be read."""
+    """The verdict and the sentence on top; `REFUSED` and why where a file cannot be read."""
     try:
         same = judge(original, copy)
     except CheckpointError as error:
-        return "refused", str(error)
+        return REFUSED, str(error)
     return same.verdict, same.lead
 
 
