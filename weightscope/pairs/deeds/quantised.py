@@ -281,10 +281,10 @@ def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
 def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     """Values in the cells of a scale and an offset that were rounded once codes were found."""
     ends, kind = newer.ends(), newer.dtype
-    if ends is None or not kind.startswith(SCALES_ROUNDED):
+    scales = [part.dtype for part in newer.parts if part.dtype in FRACTION]
+    if ends is None or not scales or not kind.startswith(SCALES_ROUNDED):
         return None
-    levels = ends[2]
-    unit = max(_half_unit(part.dtype) for part in newer.parts if part.dtype in FRACTION)
+    levels, unit = ends[2], max(map(_half_unit, scales))
 
     def factors(placed: OnGrids) -> np.ndarray:
         _, y, grids = placed
