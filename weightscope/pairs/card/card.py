@@ -22,7 +22,6 @@ from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.audit.audit import Audit, audit
 from weightscope.heads.tensors.config_readers import (
     disagreement_line,
-    readers_disagree,
     taken_by_readers,
 )
 from weightscope.heads.tensors.measure import TensorFacts
@@ -33,6 +32,7 @@ from weightscope.heads.tensors.untrained_parts import (
     matrix_of,
     may_be_random,
 )
+from weightscope.model.config.readers import disagreements
 from weightscope.model.model import Model, open_model
 from weightscope.pairs.claims.claim import tier_of
 from weightscope.pairs.identity.identity import Identity, identity
@@ -336,9 +336,9 @@ def _config(model: Model, audited: Audit) -> Answer:
 
 
 def _readers(model: Model) -> Answer:
-    if disagreements := readers_disagree(model):
-        return State.FAILED, disagreement_line(disagreements)
     readings = taken_by_readers(model)
+    if taken_otherwise := disagreements(readings, model.checkpoint.config):
+        return State.FAILED, disagreement_line(taken_otherwise)
     readers = dict.fromkeys(each.reader for each in readings if each.values)
     without = ", ".join({each.reader: None for each in readings if each.reader not in readers})
     places = ", ".join(dict.fromkeys(str(place) for each in readings for place in each.values))
