@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +98,64 @@ def test_a_config_of_other_ends_fails(change: dict[str, object], what: str, rele
     assert (item.state, item.what) == ("failed", what)
 
 
+def without(names: Sequence[str]) -> Callable[[dict[str, np.ndarray]], object]:
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
+LAST = "transformer.h.3.mlp"
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("change", "config", "what"),
+    [
+        (without([f"{LAST}.c_fc.weight"]), {}, "layer 3 of text has not the up of 3 other layers"),
+        (lambda t: t.update({f"{LAST}.c_fcc.weight": t.pop(f"{LAST}.c_fc.weight")}), {}, "no row names"),
+        (without([]), {"n_layer": 3}, "no row names transformer.h.3.attn"),
+        (without([]), {"n_inner": 999}, "config.json has networks of 999, the file of 768"),
+        (without([]), {"n_positions": 128}, "config.json has 128 positions, the file 256"),
+        (lambda t: [t.pop(name) for name in [*t] if ".mlp." in name], {}, "no layer has a feed-forward network"),
+    ],
+    ids=["a tensor less", "misspelt", "a layer more", "another width", "other positions", "no network"],
+)  # fmt: skip
+def test_what_does_not_fit_the_config_is_not_verified(
+    change: Callable[[dict[str, np.ndarray]], object], config: dict[str, object], what: str, release: Path
+) -> None:
+    tensors = load_file(release / "model.safetensors")
+    change(tensors)
+    save_file(tensors, release / "model.safetensors", {"format": "pt"})
+    stored = json.loads((release / "config.json").read_text())
+    (release / "config.json").write_text(json.dumps(stored | config))
+    (item,) = [each for each in ws.card(release).items if each.item == "config"]
+    assert item.state == "not checked" and what in item.what
+
+
+def test_another_tokenizer_than_the_original_fails(release: Path) -> None:
+    tokenizer = json.loads((release / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (release / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (original, *_) = ws.card(release, original="embedded").items
+    assert original.state == "failed" and "The tokenizers differ" in original.what
+
+
+def test_a_name_without_a_label_stops_its_item_alone(release: Path) -> None:
+    tensors = load_file(release / "model.safetensors") | {"my own": np.ones(3, np.float32)}
+    save_file(tensors, release / "model.safetensors", {"format": "pt"})
+    card = ws.card(release, base="embedded")
+    assert states(card)["identity"] == "not checked" and states(card)["values"] == "verified"
+    assert 'wsid: ""' in card.section
+
+
+@pytest.mark.check
+def test_a_table_of_types_that_is_zero_is_not_judged(tmp_path: Path) -> None:
+    source = with_tokenizer("bert", tmp_path / "source")
+    (name,) = [each for each in load_file(source / "model.safetensors") if "token_type" in each]
+    (values,) = [each for each in ws.card(changed(source, name, 0)).items if each.item == "values"]
+    assert values.state == "not checked" and "zero, which may be meant" in values.what
+
+
 def test_a_scalar_of_floats_fails_nothing(release: Path) -> None:
     tensors = load_file(release / "model.safetensors") | {"transformer.logit_scale": np.array(4.6, np.float16)}
     save_file(tensors, release / "model.safetensors", {"format": "pt"})
@@ -154,8 +212,10 @@ def test_an_edited_card_fails_its_check(release: Path) -> None:
         lambda section: f"{section}\n{section.replace('not checked', 'verified')}",
         lambda section: section.replace('version: "', 'version: "9 # certified '),
         lambda section: section.replace('version: "', 'version: "9"\r```\r\rall verified\r'),
+        lambda section: f"All is verified.\n<!-- \n{section}\n-->",
+        lambda section: f"```\n{section}\n```",
     ],
-    ids=["a second section", "a comment", "a carriage return"],
+    ids=["a second section", "a comment", "a carriage return", "hidden", "in a fence"],
 )
 def test_a_forged_card_fails_its_check(forge: Callable[[str], str], release: Path) -> None:
     page = release / "README.md"

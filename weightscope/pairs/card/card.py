@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -20,6 +20,7 @@ from weightscope.core.progress import progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.audit.audit import Audit, audit
+from weightscope.heads.tensors.beside_attention import beside_attention
 from weightscope.heads.tensors.config_readers import (
     disagreement_line,
     taken_by_readers,
@@ -64,8 +65,8 @@ OF_AUDIT = "weightscope audit {name} --all"
 COMMANDS = {  # by item; what repeats it
     "original": "weightscope same {original} {name}",
     "values": OF_AUDIT,
-    "randomness": OF_AUDIT,
-    "config": OF_AUDIT,
+    "randomness": "weightscope card {name}",
+    "config": "weightscope card {name}",
     "readers": "weightscope inspect {name} --readers",
     "logits": OF_AUDIT,
     "lineage": "weightscope lineage {name} {base}",
@@ -99,13 +100,18 @@ class Card(Result):
 
     name: str
     items: Sequence[Item]
-    identity: Identity
+    identity: Identity | None  # None where a tensor has no label
     provenance: Provenance
 
     @property
     def about(self) -> str:
         """The name and the numbers of items."""
         return f"{self.name}: {self._counts}"
+
+    @property
+    def wsid(self) -> str:
+        """The identity in one line; empty where it has none."""
+        return self.identity.wsid if self.identity else ""
 
     @property
     def _counts(self) -> str:
@@ -138,7 +144,7 @@ class Card(Result):
     def as_json(self) -> dict[str, Any]:
         """The items, as `weightscope card --json` prints them."""
         items = [each._asdict() for each in self.items]
-        about = {"name": self.name, "wsid": self.identity.wsid, "items": items}
+        about = {"name": self.name, "wsid": self.wsid, "items": items}
         return dict(as_json(self.provenance.envelope(self.lead) | about))
 
     @property
@@ -147,7 +153,7 @@ class Card(Result):
         rows = [[_cell(text) for text in each[:3]] + [_code(each[3])] for each in self.items]
         table = [("item", "state", "evidence", "repeat with"), ("---",) * 4, *rows]
         states = [f"    {each.item}: {each.state}" for each in self.items]
-        about = {"wsid": self.identity.wsid, "version": self.provenance.version}
+        about = {"wsid": self.wsid, "version": self.provenance.version}
         files = [file for origin in self.provenance.sources for file in origin["files"]]
         hashes = {file["name"]: file["sha256"] for file in files if "sha256" in file}
         return "\n".join(
@@ -225,7 +231,8 @@ def card(
     with progress_shown(progress), np.errstate(all="ignore"):
         read_digests(model.checkpoint)
         audited = audit(model, all_tensors=True, directions=0, sinks=False)
-        mine = identity(model)
+        identified = _identified(model)
+        of_values = identified if isinstance(identified, Identity) else None
         asked: dict[str, Callable[[], Answer]] = {
             "original": partial(_copy, model, original),
             "values": partial(_values, audited),
@@ -233,8 +240,8 @@ def card(
             "config": partial(_config, model, audited),
             "readers": partial(_readers, model),
             "logits": partial(_logits, model, audited),
-            "lineage": partial(_base, model, base, mine),
-            "identity": partial(_identity, model, mine),
+            "lineage": partial(_base, model, base, of_values),
+            "identity": partial(_identity, identified),
         }
         names = {
             "name": name,
@@ -242,7 +249,15 @@ def card(
             "base": _name(base) if base else "...",
         }
         items = [_item(each, COMMANDS[each].format(**names), ask) for each, ask in asked.items()]
-    return Card(model.name, items, mine, Provenance.of(model.checkpoint))
+    return Card(model.name, items, of_values, Provenance.of(model.checkpoint))
+
+
+def _identified(model: Model) -> Identity | CheckpointError:
+    """The identity, or why it has none."""
+    try:
+        return identity(model)
+    except CheckpointError as error:
+        return error
 
 
 def _name(source: str | Path) -> str:
@@ -264,26 +279,45 @@ def _copy(model: Model, original: str | Path | None) -> Answer:
         return State.NOT_CHECKED, "no original was given"
     result = same(original, model)
     states = {DIFFERENT: State.FAILED, UNDECIDED: State.NOT_CHECKED}
-    return states.get(result.verdict, State.VERIFIED), result.lead
+    state, what = states.get(result.verdict, State.VERIFIED), result.lead
+    if result.tokens.verdict == DIFFERENT:
+        state, what = State.FAILED, f"{what} {result.tokens.lead}"
+    if files := result.companions.named:
+        what = f"{what} Besides, {listed([*map(str, files)], NAMED)}."
+    return state, what
 
 
-def _failure(audited: Audit, kinds: Sequence[str]) -> Answer | None:
-    """A failure with the findings of these kinds; None without any that is more than a note."""
-    severe = [each for each in audited.findings if each.kind in kinds and each.severity != "note"]
+def _failure(audited: Audit, kinds: Sequence[str], meant: Collection[str] = ()) -> Answer | None:
+    """A failure with the findings of these kinds that are more than a note; None without any.
+
+    Those about tensors that may be `meant` so do not count.
+    """
+    severe = [
+        each
+        for each in audited.findings
+        if each.kind in kinds
+        and each.severity != "note"
+        and not (each.members and {member.name for member in each.members} <= {*meant})
+    ]
     texts = dict.fromkeys(f"{each.title}: {each.where} {each.text}".strip() for each in severe)
     return (State.FAILED, " ".join(texts)) if texts else None
 
 
 def _values(audited: Audit) -> Answer:
-    if failure := _failure(audited, BROKEN):
-        return failure
     assert audited.everything is not None
+    # a table of token types that adds nothing may be meant, or lost
+    types = [each for each in audited.everything.facts if each.known_as == "types"]
+    zero = [each.name for each in types if each.least == each.most == 0]
+    if failure := _failure(audited, BROKEN, zero):
+        return failure
     if unread := audited.everything.unread:
         return State.NOT_CHECKED, f"{counted(len(unread), 'tensor')} cannot be read"
     facts = audited.everything.facts
     flat = [each.name for each in facts if not each.size or _is_flat(each)]
-    if flat:
-        return State.FAILED, f"empty, or one value throughout: {listed(flat, NAMED)}"
+    if lost := [name for name in flat if name not in zero]:
+        return State.FAILED, f"empty, or one value throughout: {listed(lost, NAMED)}"
+    if zero:
+        return State.NOT_CHECKED, f"{listed(zero, NAMED)}: zero, which may be meant"
     what = f"all values of {counted(len(facts), 'tensor')} are finite"
     layers = counted(len({*audited.heads["layer"].tolist()}), "audited layer")
     absent = (
@@ -332,7 +366,10 @@ def _config(model: Model, audited: Audit) -> Answer:
     if tie and not says_tied(model) and not model.ends.tied:
         return State.FAILED, "the head is the token embedding, which config.json does not tie"
     ties = {None: "there is no head", True: "the head is tied", False: "the head is apart"}
-    return State.VERIFIED, f"attention has the names and shapes of {model.family.name}; {ties[tie]}"
+    held = beside_attention(model)
+    if held.doubts:
+        return State.NOT_CHECKED, f"{held.doubts}; attention fits {model.family.name}"
+    return State.VERIFIED, f"attention fits {model.family.name}; {held.fits}; {ties[tie]}"
 
 
 def _readers(model: Model) -> Answer:
@@ -372,12 +409,13 @@ def _other_attention(model: Model) -> list[str]:
     return [*sorted(stacks), *(["cross-attention"] if crossed else [])]
 
 
-def _base(model: Model, base: str | Path | None, mine: Identity) -> Answer:
+def _base(model: Model, base: str | Path | None, mine: Identity | None) -> Answer:
     named = _bases_in_card(model)
     if base is None:
         aside = f"; {README} names {printable(', '.join(named))}" if named else ""
         return State.NOT_CHECKED, f"no base was given{aside}"
-    nonce = mine.wsid.rpartition(":")[2][:32]  # the same probes in each run, as its values are
+    # the same probes in each run, as its values are
+    nonce = mine.wsid.rpartition(":")[2][:32] if mine else None
     result = lineage(model, [base], nonce=nonce)
     if result.verdict == UNDECIDED:
         return State.NOT_CHECKED, result.lead
@@ -398,9 +436,11 @@ def _short(name: str) -> str:
     return path.name.partition("@")[0].casefold()
 
 
-def _identity(model: Model, mine: Identity) -> Answer:
-    files = counted(len(model.checkpoint.files), "weight file")
-    return State.VERIFIED, f"{mine.wsid}; {files} with SHA-256"
+def _identity(mine: Identity | CheckpointError) -> Answer:
+    if not isinstance(mine, Identity):
+        raise mine
+    hashed = [file for origin in mine.provenance.sources for file in origin["files"]]
+    return State.VERIFIED, f"{mine.wsid}; {counted(len(hashed), 'file')} with SHA-256"
 
 
 def _bases_in_card(model: Model) -> list[str]:
@@ -430,9 +470,17 @@ def with_section(text: str, section: str) -> str:
 
 
 def section_in(text: str) -> str | None:
-    """The section of a model card; None without one, or with several."""
+    """The section of a model card; None without one that is shown, or with several."""
     sections = _sections(text)
-    return sections[0][0] if len(sections) == 1 else None
+    if len(sections) != 1 or _is_hidden(text[: sections[0].start()]):
+        return None
+    return sections[0][0]
+
+
+def _is_hidden(before: str) -> bool:
+    """Detect a comment or a fence that is open before a section."""
+    fences = re.findall(r"^ {0,3}(`{3,}|~{3,})", before, re.MULTILINE)
+    return before.rfind("<!--") > before.rfind("-->") or len(fences) % 2 == 1
 
 
 def without_version(section: str) -> str:
