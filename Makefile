@@ -21,7 +21,7 @@ DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	test check oldest docs docs-text figures bench bench-whole bench-compare lint clean
+	test check oldest docs docs-text figures long bench bench-whole bench-compare lint clean
 
 help:  ## this list
 	@echo "Times are for two cores, after the first set-up (three minutes, most of it PyTorch)."
@@ -85,6 +85,10 @@ docs-text: $(VENV)/.installed-dev  ## outputs, tables and pictures in README and
 
 figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
+
+# Killed and begun again, it goes on where it was. LIST=1 says what is left; inputs are those of figures.
+long: $(VENV)/.installed-runner $(VENV)/.installed-dev  ## census, figures that are out of date, oldest packages, other Pythons: LIST=1 (many hours)
+	$(BIN)/python -m analyses.long $(if $(LIST),--list) $(DRAWINGS)
 
 bench: $(VENV)/.installed-dev  ## AUROC, audits and how they grow, with a lower bound for each (nine minutes)
 	$(BIN)/python -m benchmarks

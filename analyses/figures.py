@@ -2,6 +2,7 @@
 
     python -m analyses.figures --books books/ --only gpt2-detok    # draw under out/figures/, then check the tables
     python -m analyses.figures --check                             # check what out/figures/ holds already
+    python -m analyses.figures --stale                             # list kept folders whose code has changed since
     python -m analyses.figures --keep                              # accept it: update figures/ and its SHA256SUMS
 
 The repository keeps a small part under figures/: the pictures that README and docs show, and small tables. The rest is
@@ -28,6 +29,7 @@ import click
 from PIL import Image
 
 from analyses.inputs import MINILM, SMOLLM2
+from analyses.made import RECORD, keep_made, read_made
 from analyses.packages import located
 from weightscope.core.files import new_file
 
@@ -42,7 +44,7 @@ LARGE = (
     *("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv"),  # the data of a figure, one row per point
     *("sink-causal/smollm2/heads.csv", "sink-causal/qwen/heads.csv"),  # sink-mechanisms has them of more texts
 )
-DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
+DATED = ("report.json", RECORD)  # they have the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
@@ -213,10 +215,14 @@ DRAWINGS = (
 @click.option("--antiberty", type=EXISTING, help="AntiBERTy, as a folder of safetensors.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
 @click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")
+@click.option("--stale", is_flag=True, help="Draw nothing; list folders whose code has changed since.")
 @click.option("--keep", is_flag=True, help="Draw nothing; update figures/ and SHA256SUMS from out/figures/.")
-def main(only: tuple[str, ...], check: bool, keep: bool, **options: Path | None) -> None:
+def main(only: tuple[str, ...], check: bool, stale: bool, keep: bool, **options: Path | None) -> None:
     """Draw the figures and tables of README and docs under out/figures/, and check the tables by hash."""
     drawings = [drawing for drawing in DRAWINGS if not only or drawing.folder in only]
+    if stale:
+        click.echo("\n".join(each.folder for each in drawings if is_stale(each.folder)))
+        return
     if not (check or keep):
         inputs = {name: path for name, path in options.items() if path is not None}
         drawings = [drawing for drawing in drawings if draw(drawing, inputs)]
@@ -235,8 +241,15 @@ def draw(drawing: Drawing, inputs: dict[str, Path]) -> bool:
         click.echo(f"{drawing.folder}: skipped, it needs {' and '.join(missing)}")
         return False
     words = [located(word.format(**inputs)) for word in drawing.command.split()]
-    subprocess.run([sys.executable, "-m", *words, "--out", str(DRAWN / drawing.folder)], cwd=ROOT, check=True)
+    out = str(DRAWN / drawing.folder)
+    subprocess.run([sys.executable, "-m", "analyses.made", out, *words, "--out", out], cwd=ROOT, check=True)
     return True
+
+
+def is_stale(folder: str) -> bool:
+    """True if a kept folder's code has changed since, or if it is not known what made it."""
+    made = read_made().get(folder)
+    return made is None or made.is_stale
 
 
 def check_folder(folder: str) -> bool:
@@ -290,6 +303,7 @@ def keep_folders(folders: list[str]) -> None:
     sums = {name: value for name, value in read_sums().items() if not name.startswith(tuple(f"{x}/" for x in folders))}
     for folder in folders:
         sums |= hashes(folder)
+        keep_made(folder, DRAWN / folder)
         for name in kept(path.relative_to(DRAWN).as_posix() for path in (DRAWN / folder).rglob("*")):
             (FIGURES / name).parent.mkdir(parents=True, exist_ok=True)
             if name.endswith(".png"):
@@ -311,7 +325,11 @@ def kept(names: Iterable[str]) -> list[str]:
 
 def is_small_table(name: str) -> bool:
     suffixes = TABLES if name.startswith(TRAINED) else {".csv"}
-    return Path(name).suffix in suffixes and not any(Path(name).match(pattern) for pattern in LARGE)
+    return (
+        Path(name).suffix in suffixes
+        and Path(name).name not in DATED
+        and not any(Path(name).match(pattern) for pattern in LARGE)
+    )
 
 
 def pictures_shown() -> set[str]:
@@ -324,7 +342,7 @@ def pictures_shown() -> set[str]:
 
 def hashes(folder: str) -> dict[str, str]:
     """Hash of every table that was drawn in a folder, by its path under out/figures/."""
-    tables = [path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and path.name != DATED]
+    tables = [path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and path.name not in DATED]
     return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables if ".weightscope" not in path.parts}
 
 

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 import weightscope
+from analyses.made import read_made
 from docs.text.evidence import MODELS, ROOT, RUN, auroc_of_behaviours, heads_of
 from weightscope.cli import main
 from weightscope.core.tables import Table
@@ -47,6 +48,15 @@ def names() -> str:
     public = ((name, getattr(weightscope, name)) for name in weightscope.__all__)
     rows = ((f"`{name}`", (inspect.getdoc(each) or "").split("\n\n")[0]) for name, each in public)
     return _table(("name", "what"), ((name, " ".join(what.split())) for name, what in rows))
+
+
+def made() -> str:
+    """When and by which code each kept folder of tables was made."""
+    rows = (
+        (f"`{each.folder}`", each.date, each.commit, "yes" if each.is_stale else "no")
+        for each in read_made().values()
+    )
+    return _table(("folder under figures/", "made", "after commit", "code has changed since"), rows)
 
 
 def commands() -> str:
@@ -222,5 +232,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "lineage alignment.csv": _made_from("lineage", lambda lineage: columns(lineage.alignment)),
     "circuits roles.csv": _made_from("circuits", lambda circuits: columns(circuits.heads)),
     "circuits edges.csv": _made_from("circuits", lambda circuits: columns(circuits.edges)),
+    "made": made,
     "detok heads.csv": _made_from("detok", lambda detok: columns(detok.heads)),
 }

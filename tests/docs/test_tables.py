@@ -77,6 +77,18 @@ def copies_by_identity() -> Iterator[str]:
         yield row(verdict, counts.total(), *(counts[each] for each in BY_IDENTITY))
 
 
+def damaged_by_identity() -> Iterator[str]:
+    """Damaged copies whose logits differ, by container, and what is said where the original is an identity."""
+    table = [case for case in rows("planted-deeds/deeds.csv") if float(case["logits"]) > ROUNDING]
+    for container in dict.fromkeys(case["container"] for case in table):
+        cases = [case for case in table if case["container"] == container]
+        counts = Counter(case["by_identity"] for case in cases)
+        right = sum(case["identity_right"] == "True" for case in cases if case["by_identity"] == "different")
+        kinder = counts.total() - sum(counts[each] for each in ("different", "undecided", "refused"))
+        shown = (len(cases), counts["different"], right, counts["undecided"], counts["refused"], kinder)
+        yield row(CONTAINERS.get(container, container), *shown)
+
+
 def link(bug: dict[str, str]) -> str:
     project, _, number = bug["report"].split("/")[-3:]
     return f"[{project} {number}]({bug['report']})"
@@ -160,7 +172,7 @@ def hub() -> Iterator[str]:
 
 
 TABLES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
-    "same": (damaged, mixers, faithful, versions, reenacted), "identity": (copies_by_identity,),
+    "same": (damaged, mixers, faithful, versions, reenacted), "identity": (copies_by_identity, damaged_by_identity),
     "lineage": (attacks,), "learned": (topics,),
     "atlas": (lost, strangers, hub),
 }  # fmt: skip

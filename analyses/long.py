@@ -1,0 +1,111 @@
+"""Run all that takes hours, in pieces: `make long BOOKS=folder GPT2=folder ...`, or `python -m analyses.long --list`.
+
+The census (every model type, planted deed and converter), every drawing whose code has changed since it was kept, the
+oldest dependencies, and the other versions of Python at hand. Killed and begun again it goes on where it was: a piece
+is done if it ended under the same code, and of the census each test. `out/long/pieces.csv` has the time of each.
+"""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from analyses.figures import DRAWINGS, DRAWN, ROOT, is_stale
+from analyses.made import CODE, RECORD, by_folder, digest_of, record_in
+from weightscope.core.files import new_file
+
+OUT = ROOT / "out" / "long"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TESTS = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+
+
+class Piece(NamedTuple):
+    """A part of the whole, by its command."""
+
+    name: str
+    command: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...] = ()  # of the environment
+    without: str = ""  # why it cannot run here
+
+
+class Done(NamedTuple):
+    """The end of a piece."""
+
+    piece: str
+    code: str  # digest of all code
+    date: str
+    seconds: str
+    status: str  # of its command
+
+
+def pieces(options: list[str], code: str) -> Iterator[Piece]:
+    """All pieces, the census first."""
+    passed = OUT / f"passed-{code}.txt"
+    yield Piece("census", (*TESTS, "-p", "analyses.resumed", "-m", "census"), (("RESUMED", str(passed)),))
+    given = {option.removeprefix("--"): Path() for option in options[::2]}
+    for drawing in DRAWINGS:
+        folder = DRAWN / drawing.folder
+        is_drawn = (folder / RECORD).exists() and not record_in(folder).is_stale
+        if is_stale(drawing.folder) and not is_drawn:
+            command = (sys.executable, "-m", "analyses.figures", "--only", drawing.folder, *options)
+            yield Piece(f"figures/{drawing.folder}", command, (), " and ".join(drawing.missing(given)))
+    yield Piece("oldest dependencies", ("make", "oldest"))
+    for version in PYTHONS:
+        name = f"python{version}"
+        if sys.version_info[:2] != tuple(map(int, version.split("."))):
+            command = ("make", "test", f"VENV=out/long/{name}", f"PYTHON={name}")
+            yield Piece(f"Python {version}", command, (), "" if shutil.which(name) else f"{name} on the path")
+
+
+def read_done(path: Path) -> dict[str, Done]:
+    """The last end of each piece."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["piece"]: Done(**row) for row in csv.DictReader(file)}
+
+
+def write_done(path: Path, done: dict[str, Done]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_file(path) as file:
+        lines = [Done._fields, *done.values()]
+        file.write("".join(",".join(map(str, line)) + "\n" for line in lines).encode())
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--list", "listed", is_flag=True, help="Run nothing; say what is left.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def main(listed: bool, options: tuple[str, ...]) -> None:
+    """Run every piece that has not ended well under this code; OPTIONS are those of analyses.figures."""
+    files = [path for top in CODE for path in (ROOT / top).rglob("*.py")]
+    code, ended = digest_of(by_folder(files)), read_done(OUT / "pieces.csv")
+    failed = False
+    for piece in pieces([*options], code):
+        last = ended.get(piece.name)
+        if last and last.code == code and last.status == "0":
+            click.echo(f"{piece.name}: done on {last.date} in {last.seconds} s")
+        elif piece.without or listed:
+            click.echo(f"{piece.name}: left{f', it needs {piece.without}' * bool(piece.without)}")
+        else:
+            began = time.monotonic()
+            click.echo(f"{piece.name}: begun")
+            status = subprocess.run(piece.command, cwd=ROOT, env=os.environ | dict(piece.settings)).returncode
+            seconds = f"{time.monotonic() - began:.0f}"
+            ended[piece.name] = Done(piece.name, code, f"{datetime.now(UTC):%Y-%m-%d}", seconds, str(status))
+            write_done(OUT / "pieces.csv", ended)
+            click.echo(f"{piece.name}: {'passed' if status == 0 else 'FAILED'} in {seconds} s")
+            failed |= status != 0
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
