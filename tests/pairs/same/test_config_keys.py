@@ -158,7 +158,7 @@ def moved(before: list[np.ndarray], after: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("case", one_in(3, FAMILIES), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", one_in(6, FAMILIES), ids=lambda case: case.name)
 def test_key_decides_what_the_eager_model_says(case: Case, tmp_path: Path, subtests: pytest.Subtests) -> None:
     """A key that moves an output is never idle; one that moves none is never called another computation."""
     torch = pytest.importorskip("torch", reason="runs the eager models")

@@ -261,7 +261,7 @@ def test_destroyed_weights_of_a_packer_are_different(fixture: Path, tmp_path: Pa
 
 @pytest.mark.check
 @pytest.mark.usefixtures("unnamed")
-@pytest.mark.parametrize("fixture", one_in(3, PACKED), ids=str)
+@pytest.mark.parametrize("fixture", one_in(6, PACKED), ids=str)
 def test_destroyed_weights_of_every_packing_are_different(fixture: Path, tmp_path: Path) -> None:
     """Each weight in each way."""
     assert [*missed_of_fixture(FIXTURES / fixture, range(len(DEEDS)), tmp_path)] == []
