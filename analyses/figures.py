@@ -143,6 +143,11 @@ DRAWINGS = (
         f" {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
     ),
     Drawing(
+        "planted-faults-held-out",
+        f"analyses.experiments.planted_faults embedded {CANVASES}/vit-named {CANVASES}/vit-named-registers"
+        f" {CANVASES}/vit-pixels {CANVASES}/vit-pixels-registers",
+    ),
+    Drawing(
         "planted-lineage",
         "analyses.experiments.planted_lineage --text {books} --model tests/fixtures/two-layers --model {gpt2}"
         f" --model {MINILM} --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",

@@ -89,6 +89,18 @@ def damaged_by_identity() -> Iterator[str]:
         yield row(CONTAINERS.get(container, container), *shown)
 
 
+HELD_OUT = ("embedded", "vit-named", "vit-named-registers", "vit-pixels", "vit-pixels-registers")
+
+
+def faults_held_out() -> Iterator[str]:
+    """Layers with a warning for a fault planted in one, in models that no limit of the audit was set on."""
+    tables = [rows(f"planted-faults-held-out/{model}.csv") for model in HELD_OUT]
+    for same in zip(*tables, strict=True):
+        if "in all layers" not in same[0]["fault"] and same[0]["layers"] == same[1]["layers"] == "4":
+            yield row(same[0]["fault"], *(case["warned"] for case in same))
+    yield row("none: errors and warnings", *(table[0]["false_alarms"] for table in tables))
+
+
 def link(bug: dict[str, str]) -> str:
     project, _, number = bug["report"].split("/")[-3:]
     return f"[{project} {number}]({bug['report']})"
@@ -173,7 +185,7 @@ def hub() -> Iterator[str]:
 
 TABLES: dict[str, tuple[Callable[[], Iterator[str]], ...]] = {
     "same": (damaged, mixers, faithful, versions, reenacted), "identity": (copies_by_identity, damaged_by_identity),
-    "lineage": (attacks,), "learned": (topics,),
+    "audit": (faults_held_out,), "lineage": (attacks,), "learned": (topics,),
     "atlas": (lost, strangers, hub),
 }  # fmt: skip
 
