@@ -20,7 +20,7 @@ from weightscope.core.progress import progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.audit.audit import Audit, audit
-from weightscope.heads.tensors.beside_attention import beside_attention
+from weightscope.heads.tensors.config_fit import config_fit
 from weightscope.heads.tensors.config_readers import (
     disagreement_line,
     taken_by_readers,
@@ -366,7 +366,7 @@ def _config(model: Model, audited: Audit) -> Answer:
     if tie and not says_tied(model) and not model.ends.tied:
         return State.FAILED, "the head is the token embedding, which config.json does not tie"
     ties = {None: "there is no head", True: "the head is tied", False: "the head is apart"}
-    held = beside_attention(model)
+    held = config_fit(model)
     if held.doubts:
         return State.NOT_CHECKED, f"{held.doubts}; attention fits {model.family.name}"
     return State.VERIFIED, f"attention fits {model.family.name}; {held.fits}; {ties[tie]}"

@@ -19,14 +19,14 @@ Layer = tuple[str, int]  # a stack and a place in it
 Held = frozenset[tuple[str, int | None, tuple[int, ...]]]  # role, expert and shape of each tensor
 
 
-class BesideAttention(NamedTuple):
-    """What fits the config beside attention, and what is not known to."""
+class ConfigFit(NamedTuple):
+    """Layers that fit the config, and doubts about the rest."""
 
     fits: str
     doubts: str  # empty where all fits
 
 
-def beside_attention(model: Model) -> BesideAttention:
+def config_fit(model: Model) -> ConfigFit:
     """Compare all names, the shapes of each layer, widths of networks and position tables."""
     tensors = model.unchecked().tensors
     layers = _by_layer(tensors)
@@ -37,7 +37,7 @@ def beside_attention(model: Model) -> BesideAttention:
         *_positions(model, tensors),
     ]
     fits = f"{counted(len(layers), 'layer')} hold the same tensors in the same shapes"
-    return BesideAttention(fits, "; ".join(doubts))
+    return ConfigFit(fits, "; ".join(doubts))
 
 
 def _by_layer(tensors: Tensors) -> dict[Layer, Held]:
@@ -65,11 +65,11 @@ def _is_buffer(tensor: NamedTensor) -> bool:
 def _uneven(layers: Mapping[Layer, Held]) -> Iterator[str]:
     """The first layer of each stack that holds other tensors than most."""
     for stack in dict.fromkeys(stack for stack, _ in layers):
-        own = {layer: held for layer, held in layers.items() if layer[0] == stack}
-        usual, number = Counter(own.values()).most_common(1)[0]
-        others = [(place, held) for (_, place), held in own.items() if held != usual]
-        if others:
-            place, held = others[0]
+        within = {layer: held for layer, held in layers.items() if layer[0] == stack}
+        usual, number = Counter(within.values()).most_common(1)[0]
+        unusual = [(place, held) for (_, place), held in within.items() if held != usual]
+        if unusual:
+            place, held = unusual[0]
             roles = listed(sorted({role for role, *_ in usual ^ held}), NAMED)
             rest = counted(number, "other layer")
             yield f"layer {place} of {stack} has not the {roles} of {rest}"
@@ -81,17 +81,17 @@ def _networks(model: Model, tensors: Tensors) -> Iterator[str]:
     if not ends:
         yield "no layer has a feed-forward network under a known name"
         return
-    said = [model.config.get(key) for key in INNER]
-    sizes = [size for size in said if type(size) is int]
-    found = {max(each.shape[-2:], key=lambda n: n != model.config.d_model) for each in ends}
-    if sizes and not found & {*sizes}:
-        widths = listed([f"{width:,}" for width in sorted(found)], NAMED)
-        yield f"config.json has networks of {sizes[0]:,}, the file of {widths}"
+    stated = [model.config.get(key) for key in INNER]
+    sizes = [size for size in stated if type(size) is int]
+    widths = {max(each.shape[-2:], key=lambda n: n != model.config.d_model) for each in ends}
+    if sizes and not widths & {*sizes}:
+        stored = listed([f"{width:,}" for width in sorted(widths)], NAMED)
+        yield f"config.json has networks of {sizes[0]:,}, the file of {stored}"
 
 
 def _positions(model: Model, tensors: Tensors) -> Iterator[str]:
-    said = model.config.n_positions
+    stated = model.config.n_positions
     tables = [each for each in tensors if each.role == "positions" and len(each.shape) == 2]
     for table in tables:
-        if said is not None and not 0 <= table.shape[0] - said <= OFFSET:
-            yield f"config.json has {said:,} positions, the file {table.shape[0]:,}"
+        if stated is not None and not 0 <= table.shape[0] - stated <= OFFSET:
+            yield f"config.json has {stated:,} positions, the file {table.shape[0]:,}"
