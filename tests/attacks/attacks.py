@@ -638,6 +638,9 @@ TOKENIZERS: dict[str, tuple[bytes, str]] = {
     "a map of 5 MB": (tokenizer(normalizer={"type": "Replace", "pattern": {"String": "x"}, "content": "y" * 5_000_000}), "its normalizer and other steps have"),
     "names of 40 MB": (tokenizer({"vocab": {"a": 0, "b": 1, "ab": 2, "x" * 40_000_000: 3}}), "its tokens have 4000"),
     "a text that grows": (tokenizer(normalizer=grown(5000)), "its answer has"),
+    "steps that nest": (
+        b'{"version":"1.0","normalizer":' + b'{"type":"Sequence","normalizers":[' * 5000 + b"]}" * 5000 + b"}", "cannot read it"),
+    "merges of no tokens": (tokenizer({"merges": [f"x{i} y{i}" for i in range(200_000)]}), "cannot read it"),
     "no unknown token": (tokenizer({"type": "WordPiece", "unk_token": "x", "continuing_subword_prefix": "#", "max_input_chars_per_word": 9}), "Missing [UNK] token"),
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What surrounds a run: clocks, locales, other runs, files that change, and names that a terminal obeys."""
 
+import bz2
 import gzip
 import json
 import os
@@ -75,12 +76,12 @@ def test_a_locale_changes_no_result(locale: dict[str, str], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ending", [".txt", ".jsonl"])
-@pytest.mark.parametrize("packing", ["gz", "zst"])
+@pytest.mark.parametrize("packing", ["gz", "bz2", "zst"])
 @pytest.mark.parametrize("fault", ["bomb", "cut"])
 def test_a_packed_corpus_that_explodes_or_is_cut(ending: str, packing: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / f"corpus{ending}.{packing}"
-    packers = {"zst": lambda: pytest.importorskip("zstandard").ZstdCompressor(1).compress, "gz": lambda: gzip.compress}
-    pack = packers[packing]()
+    packers = {"gz": gzip.compress, "bz2": bz2.compress}
+    pack = packers.get(packing) or pytest.importorskip("zstandard").ZstdCompressor(1).compress
     content = pack(b"a" * 100_000_000 if fault == "bomb" else b'{"text": "words"}\n')
     path.write_bytes(content if fault == "bomb" else content[:-5])
     with pytest.raises(ws.CheckpointError, match=r"unpacks to more than|bytes in a line|cannot be read"):
@@ -120,6 +121,51 @@ def test_two_runs_share_the_hubs_cache(hub: Hub, tiny_gpt2: Path, tmp_path: Path
 @pytest.mark.check
 def test_files_that_change_while_they_are_read() -> None:
     assert run_on_changing_files(10, 0).total() > 5
+
+
+# Commands of which two write one place at once, and the file that tells whose result is there.
+AT_ONCE = {
+    "audit SOURCE --out OUT": "heads.csv",
+}
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("words", AT_ONCE)
+def test_two_runs_that_write_one_place_leave_one_whole_result(words: str, tmp_path: Path) -> None:
+    """Begun at once on two checkpoints: each run ends well or in one line, and the result is that of one of them."""
+    weights = load_file(SMALL / "model.safetensors")
+    for number in (1, 2):
+        source = Path(shutil.copytree(SMALL, tmp_path / f"source{number}" / "model"))
+        save_file({name: number * w for name, w in weights.items()}, source / "model.safetensors")
+        (tmp_path / f"source{number}" / "list.txt").write_text(f"{source}\n")
+
+    def begun(number: int, out: str) -> subprocess.Popen[str]:
+        folder = tmp_path / f"source{number}"
+        places = {"SOURCE": str(folder / "model"), "LIST": str(folder / "list.txt")}
+        said = [places.get(word, word.replace("OUT", str(tmp_path / out))) for word in words.split()]
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "weightscope", *said], env=environment, text=True, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def read(out: str) -> str:
+        text = (tmp_path / out / AT_ONCE[words]).read_text()
+        return text if words[:2] != "id" else json.loads(text)["wsid"]
+
+    alone = set()
+    for number in (1, 2):
+        run = begun(number, f"alone{number}")
+        assert run.communicate() and run.returncode in (0, 3)
+        alone.add(read(f"alone{number}"))
+    assert len(alone) == 2
+    runs = [begun(number, "both") for number in (1, 2)]
+    for run in runs:
+        _, error = run.communicate()
+        assert run.returncode in (0, 3) or (run.returncode == 2 and error.count("\n") == 1), error
+    assert any(run.returncode in (0, 3) for run in runs)
+    assert read("both") in alone
+    assert not list((tmp_path / "both").rglob("*.partial"))
 
 
 NAME = "a\nb\u202eevil\u2066x\x1b[2J\u2028y\x7f\u200f\u0085\ufeff"

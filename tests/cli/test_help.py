@@ -21,6 +21,7 @@ from weightscope.cli.command import GROUPS, SYNONYMS, command
 from weightscope.cli.terminal import show
 from weightscope.core.embedded import FOLDER
 from weightscope.core.tables import Column, Table
+from weightscope.model.rows.table import own_folder
 
 COMMANDS = sorted(main.commands)
 
@@ -187,6 +188,13 @@ def test_a_shell_completes(typed: str, found: str) -> None:
     asked = {"_WEIGHTSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
     result = run(env=asked, prog_name="weightscope")
     assert found in result.output
+
+
+def test_a_broken_file_of_rows_takes_no_completion_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    own_folder().mkdir(parents=True)
+    (own_folder() / "broken.toml").write_text("x = [")
+    test_a_shell_completes("weightscope inspect x --family gpt_ne", "gpt_neo")
 
 
 def test_a_table_is_ruled_on_a_terminal_and_plain_in_a_pipe(

@@ -4,6 +4,7 @@ Weights redirect to a second server on another port, as the real Hub redirects t
 must never see the token.
 """
 
+import gzip
 import hashlib
 import json
 import threading
@@ -19,6 +20,7 @@ import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE = 1 << 20  # bytes sent at a time by a server with a rate
+BOMB = gzip.compress(bytes(10**7)) * 20  # 200 MB of zeros in 200 kB
 
 
 @dataclass
@@ -80,6 +82,8 @@ class Hub:
         Of the page that redirects.
     trickles : bool
         Headers come a byte at a time, without end.
+    answers : dict
+        Status, headers and body of what is answered to paths that begin so, in place of the truth.
     latency : float
         Seconds before each answer.
     rate : float
@@ -101,6 +105,7 @@ class Hub:
     location: str = ""
     page_headers: dict[str, str] = field(default_factory=dict)
     trickles: bool = False
+    answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     latency: float = 0.0
     rate: float = 0.0
     requests: list[Request] = field(default_factory=list)
@@ -167,6 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
             state.requests.append(
                 Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
             )
+        for start, answer in state.answers.items():
+            if path.startswith(start):
+                return self.reply(*answer)
         if path.startswith("/api/"):
             repository, _, revision = path.removeprefix("/api/").removeprefix("models/").partition("/revision/")
             return self.listing(repository, revision)
@@ -229,6 +237,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Accept-Ranges": "bytes", **headers}
         if fault in {"500", "503", "429", "403", "404", "416"}:
             return self.reply(int(fault), {"Retry-After": "0"}, b"an error's own text")
+        if fault == "silent":
+            time.sleep(2)
+            self.close_connection = True
+            return None
         if fault == "drop":
             self.close_connection = True
             return None
@@ -257,6 +269,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.reply(
                 206, headers | {"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
             )
+        if fault == "other etag each time":
+            headers |= {"ETag": f'"{len(self.state.requests)}"'}
+        if fault == "bomb":
+            return self.reply(206, headers | {"Content-Encoding": "gzip"}, BOMB)
         if fault == "slow":
             time.sleep(2)
         if fault == "trickles":

@@ -25,6 +25,7 @@ RETRIED = {408, 425, 429, 500, 502, 503, 504}
 LEAST_RATE = 10_000  # bytes per second that a transfer must bring after PATIENCE
 PATIENCE = 60.0  # seconds for everything before the first byte
 DEADLINE = 3600.0  # seconds for a whole transfer: the largest request at the least rate
+USUAL_WAIT = 1.0  # seconds; more than a request takes before its first byte
 PIECES_AHEAD = 64  # received but not consumed yet
 TOGETHER = 0.005  # seconds; pieces that arrive meanwhile need one switch between threads
 ATTEMPTS = 5  # in a row without progress
@@ -43,13 +44,20 @@ Look = Callable[[Any, bool], None]  # (response, True if not the first server se
 
 
 def exchange(
-    method: str, url: str, look: Look, name: str, timeout: float, led_to: str = "", **headers: str
+    method: str,
+    url: str,
+    look: Look,
+    name: str,
+    timeout: float,
+    delays: "Delays",
+    led_to: str = "",
+    **headers: str,
 ) -> Generator[bytes, None, None]:
     """The body of a server's answer in pieces, not decoded; `look` may refuse any response.
 
     Redirects are followed to https, or to the same host without leaving https; the token is sent to
     `url`'s server only. A HEAD request is not redirected to another server. `led_to` is where `url`
-    has led to before, asked at once.
+    has led to before, asked at once. `delays` counts the waits of all requests together.
     """
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
@@ -74,7 +82,7 @@ def exchange(
         raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
 
     first = origin(url)
-    return paced(received(led_to or url), name)
+    return paced(received(led_to or url), name, delays)
 
 
 def redirects(response: Any) -> bool:
@@ -108,7 +116,35 @@ def origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", port
 
 
-def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
+class Delays:
+    """The time that a server had us wait beyond what the bytes of its answers may take.
+
+    Each request alone may wait for PATIENCE; thousands of them would hold a run for days.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, waited: float, size: int, name: str) -> None:
+        """Count one request, which may take a second besides its bytes; refuse too many slow ones.
+
+        Raises
+        ------
+        CheckpointError
+            The sum is above DEADLINE.
+        """
+        with self._lock:
+            self.seconds += max(0.0, waited - USUAL_WAIT - size / LEAST_RATE)
+        if self.seconds > DEADLINE:
+            problem = f"the server's answers came {self.seconds:.0f} s too late, all together"
+            wanted = f"{LEAST_RATE} bytes a second are expected"
+            raise CheckpointError(f"{problem}; {wanted}", file=name)
+
+
+def paced(
+    pieces: Generator[bytes, None, None], name: str, delays: Delays
+) -> Generator[bytes, None, None]:
     """Receive pieces in a thread; refuse slow ones. Time between our requests does not count.
 
     An HTTP client limits the wait for each byte but not the total: headers, chunk sizes and bodies
@@ -151,9 +187,10 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
                 wanted = f"{LEAST_RATE} a second are expected"
                 raise CheckpointError(f"{problem}; {wanted}", file=name) from None
             waited += time.monotonic() - begun
-            if item is None:
-                return
-            if isinstance(item, BaseException):
+            if item is None or isinstance(item, BaseException):
+                delays.add(waited, size, name)
+                if item is None:
+                    return
                 raise item
             size += len(item)
             yield item
@@ -180,10 +217,13 @@ def new_memory(span: Range) -> memoryview:
 class RangedFile:
     """A file read by HTTP ranges: `url`'s server gets the token, `etag` tells the content."""
 
-    def __init__(self, url: str, etag: str, size: int, name: str, commit: str) -> None:
+    def __init__(
+        self, url: str, etag: str, size: int, name: str, commit: str, delays: Delays
+    ) -> None:
         self.url, self.etag, self.size, self.name, self.commit = url, etag, size, name, commit
         self.bytes_fetched = 0  # by all answers so far
         self._lock = threading.Lock()
+        self._delays = delays
         self._etag_elsewhere: str | None = None
         self._led_to = ""  # the storage's address, signed for a time; empty once it fails
 
@@ -217,7 +257,9 @@ class RangedFile:
                     raise CheckpointError(f"{problem}, {advice}", file=self.name) from None
                 backoff = FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25)
                 asked = getattr(error, "wait", 0.0)
-                time.sleep(min(max(backoff, asked), LONGEST_WAIT))
+                wait = min(max(backoff, asked), LONGEST_WAIT)
+                self._delays.add(wait, 0, self.name)
+                time.sleep(wait)
             except OfflineModeIsEnabled:
                 problem = "is not in the cache, and HF_HUB_OFFLINE is set"
                 raise CheckpointError(problem, file=self.name) from None
@@ -265,7 +307,9 @@ class RangedFile:
 
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         sent = f"bytes={start}-{stop - 1}"
-        return exchange("GET", self.url, look, self.name, timeout, self._led_to, range=sent)
+        return exchange(
+            "GET", self.url, look, self.name, timeout, self._delays, self._led_to, range=sent
+        )
 
     def _check_headers(self, response: Any, start: int, stop: int, elsewhere: bool) -> None:
         """Refuse an answer whose status or headers do not match bytes [start, stop)."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from weightscope.checkpoint.config import MAX_BYTES, parse_json
 from weightscope.checkpoint.http import (
     LARGEST_REQUEST,
     RETRIED,
+    Delays,
     Deliver,
     Range,
     RangedFile,
@@ -79,6 +80,7 @@ class Repository:
     id: str  # `owner/name` or `name`
     revision: str = "main"  # branch, tag or commit
     kind: str = "model"
+    delays: Delays = field(default_factory=Delays, repr=False, compare=False)  # of all its files
 
     def __str__(self) -> str:
         return self.id if self.revision == "main" else f"{self.id}@{self.revision}"
@@ -112,7 +114,8 @@ class Repository:
                 fault = f"its {what} is '{value[:80]}'"
                 raise CheckpointError(f"{problem}: {fault}", file=str(self))
         self._check_commit(commit, name)
-        return RangedFile(self._url(name, commit), etag, int(size), name, commit)
+        url = self._url(name, commit)
+        return RangedFile(url, etag, int(size), name, commit, self.delays)
 
     def file(self, name: str, limit: int) -> Path | None:
         """Download a file of at most `limit` bytes into the Hub's cache; None if there is none."""
@@ -216,7 +219,7 @@ class Repository:
             answers.append(answer)
 
         try:
-            for piece in exchange(method, url, look, str(self), timeout):
+            for piece in exchange(method, url, look, str(self), timeout, self.delays):
                 body += piece
                 if len(body) > MAX_BYTES:
                     raise self._refusal(f"the Hub answered more than {MAX_BYTES} bytes")

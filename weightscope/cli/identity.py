@@ -108,6 +108,8 @@ def card_command(
 
     model = options.opened_model(Source.named(source, **how))
     page = out or model.checkpoint.folder / README
+    if out is not None and not check:
+        _page_text(out)  # one that cannot be read is refused before anything is computed
     result = card(model, base, original, progress=True)
     if as_json:
         print_json(result.as_json())
@@ -121,9 +123,20 @@ def card_command(
             headline(CheckpointError(f"{problem}; --out writes it anew", file=page))
             sys.exit(FAILED)
     elif out is not None:
-        text = read_small(out, MAX_BYTES).decode() if out.exists() else ""
-        write_text(with_section(text, result.section), out)
+        write_text(with_section(_page_text(out), result.section), out)
         if not as_json:
             click.echo(out)
     if result.failed:
         sys.exit(FAILED)
+
+
+def _page_text(page: Path) -> str:
+    """The model card that a section goes into; empty without one."""
+    from weightscope.checkpoint.config import MAX_BYTES, read_small
+    from weightscope.core.errors import CheckpointError
+
+    try:
+        return read_small(page, MAX_BYTES).decode() if page.exists() else ""
+    except UnicodeDecodeError as error:
+        problem = f"is not UTF-8 ({error}), and its other text would be lost"
+        raise CheckpointError(f"{problem}; write it as UTF-8 first", file=page) from None

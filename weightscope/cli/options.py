@@ -62,9 +62,14 @@ def completing(
 @completing
 def complete_family() -> list[str]:
     """Names of families."""
-    from weightscope.model.rows.table import known_rows
+    from weightscope.core.errors import CheckpointError
+    from weightscope.model.rows.table import FAMILIES, known_rows
 
-    return sorted({row.name for row in known_rows()})
+    try:
+        rows: Iterable[Any] = known_rows()
+    except CheckpointError:  # a file of the user's own is broken; a command says so, a prompt not
+        rows = FAMILIES
+    return sorted({row.name for row in rows})
 
 
 @completing

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.commands import run, with_tokenizer
+from tests.support.commands import is_one_line, run, with_tokenizer
 from tests.support.plants.bugs import BUGS, Bug, enacted
 from tests.support.weights import shared
 from weightscope.pairs.card.card import BEGIN, END, Card, with_section
@@ -204,6 +205,35 @@ def test_an_edited_card_fails_its_check(release: Path) -> None:
     assert edited.exit_code == 3 and "has another section" in edited.output
     page.write_text("# Model\n")
     assert run("card", release, "--check").exit_code == 3
+
+
+def bomb(levels: int = 9) -> str:
+    """Metadata of which each level merges nine of the level before: older YAML parsers fill the memory."""
+    first = "a0: &a0 {x: 1}\n"
+    return first + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1},' * 9}]}}\n" for i in range(1, levels))
+
+
+@pytest.mark.parametrize(("metadata", "what"), [
+    (bomb(), "has an anchor"), ("- x\n" * 300_000, "has more than 1000000 characters of metadata"),
+], ids=["merges", "a long list"])  # fmt: skip
+def test_metadata_that_takes_long_is_not_read(metadata: str, what: str, release: Path) -> None:
+    (release / "README.md").write_text(f"---\n{metadata}\nbase_model: org/embedded\n---\n")
+    (lineage,) = [each for each in ws.card(release, base="embedded").items if each.item == "lineage"]
+    assert lineage.state == "not checked" and what in lineage.what
+
+
+def test_markers_without_an_end_are_text() -> None:
+    start = time.process_time()
+    text = f"{BEGIN}\n" * 100_000
+    assert with_section(text, f"{BEGIN}one{END}").endswith(f"{BEGIN}\n\n{BEGIN}one{END}\n")
+    assert time.process_time() - start < 10
+
+
+def test_a_page_that_is_no_text_is_refused_and_left(release: Path) -> None:
+    page = release / "README.md"
+    page.write_bytes(b"# caf\xe9\n")
+    assert is_one_line(result := run("card", release, "--out", page)) and "is not UTF-8" in result.stderr
+    assert page.read_bytes() == b"# caf\xe9\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What was done to an array is found by doing it: every deed of the catalogue, planted in random matrices."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -216,3 +217,12 @@ def test_deed_of_a_large_tensor_gives_every_value(name: str, tmp_path: Path, mon
     y[OUTSIDE] += 1
     said_of_it = said_in_parts(LARGE, y, role, tmp_path)
     assert said_of_it == ("" if name == "rows in another order" else f"{name}, but for some values")
+
+
+def test_rows_that_sums_do_not_tell_apart_are_given_up_soon() -> None:
+    """Their sketches are one point, and a tree of one point compares each with each."""
+    rows = np.zeros((40_000, 4), np.float32)
+    rows[:, 0], rows[:, 1] = 1e30, np.arange(len(rows))
+    start = time.process_time()
+    assert places_of(rows, rows[::-1].copy(), 1, 1e-6) is None
+    assert time.process_time() - start < 5

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,55 @@ def test_code_in_one_of_them_alone_leaves_the_verdict_undecided(pair: tuple[Path
     del config["auto_map"]
     write_json(pair[1] / "config.json", config)
     assert ws.same(*pair).verdict == ws.same(*pair[::-1]).verdict == "undecided"
+
+
+def large(last: str) -> Change:
+    """Code of more bytes than are read, which differs at its end."""
+    return changes("modeling_own.py", f"{'# ' * 8_000_000}\n{last}\n")
+
+
+UNREAD: dict[str, tuple[str, Change, Change]] = {
+    "code of 16 MB": ("modeling_own.py was not compared", large("x = 1"), large("x = 2")),
+    "code behind 100 names": (
+        "more than 100 files are named",
+        *(changes("modeling_own.py", "".join(f"from .layers_{i} import x\n" for i in range(150))),) * 2,
+    ),
+    "code behind a carriage return": (
+        "layers_own.py differs",
+        *(lambda folder, x=x: ((folder / "modeling_own.py").write_bytes(b"x = 1\rfrom .layers_own import Own\r"),
+                               (folder / "layers_own.py").write_text(x)) for x in "ab"),
+    ),
+    "modules that are no JSON": ("modules.json was not compared", *(changes("modules.json", each) for each in "[{")),
+    "settings that are no JSON": (
+        "1_Pooling/config.json was not compared", *(changes("1_Pooling/config.json", each) for each in "[{"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_deciding_file_that_neither_side_can_read_leaves_the_verdict_undecided(
+    name: str, pair: tuple[Path, Path]
+) -> None:
+    words, *made = UNREAD[name]
+    for change, folder in zip(made, pair, strict=True):
+        change(folder)
+    same = ws.same(*pair)
+    assert same.verdict == "undecided"
+    assert words in same.lead
+
+
+def test_identity_of_code_that_cannot_be_read_is_refused(pair: tuple[Path, Path]) -> None:
+    large("x = 1")(pair[0])
+    with pytest.raises(ws.CheckpointError, match=r"has code that cannot be read \(modeling_own\.py: has more than"):
+        ws.identity(pair[0])
+
+
+def test_code_of_empty_lines_is_read_soon(pair: tuple[Path, Path]) -> None:
+    start = time.process_time()
+    for folder in pair:
+        (folder / "modeling_own.py").write_text("\n" * 10**6 + "from .layers_own import Own\n")
+    assert ws.same(*pair).verdict == "same bytes"
+    assert time.process_time() - start < 15
 
 
 def test_weights_of_a_module_are_compared_as_any_tensor(pair: tuple[Path, Path]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ from weightscope.report.findings import listed
 
 BEGIN, END = "<!-- weightscope card -->", "<!-- end of weightscope card -->"
 README = "README.md"
+METADATA, METADATA_CHARACTERS = "---", 1_000_000  # 10 seconds of a YAML parser; published: 300,000
+ANCHOR = re.compile(r"(^|[\s\[{,:])&\w", re.MULTILINE)
 NAMED = 3  # tensors in a sentence
 MAXIMA = {"F16": 65504.0, "BF16": 3.39e38, "F32": 3.4e38, "F64": 1.79e308}  # by dtype
 RUN_AS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
@@ -449,6 +452,8 @@ def _bases_in_card(model: Model) -> list[str]:
     if not path.is_file():
         return []
     text = read_small(path, MAX_BYTES).decode(errors="replace")
+    if problem := _costly_metadata(text):
+        raise CheckpointError(problem, file=path)
     try:
         about = vars(ModelCard(text, ignore_metadata_errors=True).data)
     except Exception:  # YAML has many
@@ -459,22 +464,33 @@ def _bases_in_card(model: Model) -> list[str]:
     ]
 
 
+def _costly_metadata(text: str) -> str:
+    """Why a model card's YAML is not parsed; empty if it is short and repeats nothing."""
+    if not text.lstrip().startswith(METADATA):
+        return ""
+    metadata = text.lstrip().removeprefix(METADATA).partition(f"\n{METADATA}")[0]
+    if len(metadata) > METADATA_CHARACTERS:
+        return f"has more than {METADATA_CHARACTERS} characters of metadata; no more are read"
+    if ANCHOR.search(metadata):
+        return "has an anchor (&) in its metadata, and a few can fill the memory; write it without"
+    return ""
+
+
 def with_section(text: str, section: str) -> str:
     """A model card with this section in the place of an earlier one, or at its end."""
-    if sections := _sections(text):
-        first, *more = sections
-        for match in reversed(more):
-            text = text[: match.start()] + text[match.end() :]
-        return text[: first.start()] + section + text[first.end() :]
-    return f"{text.rstrip()}\n\n{section}\n".lstrip()
+    spans = _sections(text)
+    if not spans:
+        return f"{text.rstrip()}\n\n{section}\n".lstrip()
+    between = [text[stop:start] for (_, stop), (start, _) in pairwise([*spans, (len(text), 0)])]
+    return "".join([text[: spans[0][0]], section, *between])
 
 
 def section_in(text: str) -> str | None:
     """The section of a model card; None without one that is shown, or with several."""
-    sections = _sections(text)
-    if len(sections) != 1 or _is_hidden(text[: sections[0].start()]):
+    spans = _sections(text)
+    if len(spans) != 1 or _is_hidden(text[: spans[0][0]]):
         return None
-    return sections[0][0]
+    return text[slice(*spans[0])]
 
 
 def _is_hidden(before: str) -> bool:
@@ -488,5 +504,11 @@ def without_version(section: str) -> str:
     return re.sub(r'\n  version: "[\w.+-]*"\n', "\n", section, count=1, flags=re.ASCII)
 
 
-def _sections(text: str) -> list[re.Match[str]]:
-    return [*re.finditer(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, re.DOTALL)]
+def _sections(text: str) -> list[tuple[int, int]]:
+    """The places [start, stop) of sections; a marker without an end is text."""
+    spans: list[tuple[int, int]] = []
+    start = text.find(BEGIN)
+    while start >= 0 and (end := text.find(END, start)) >= 0:
+        spans.append((start, end + len(END)))
+        start = text.find(BEGIN, spans[-1][1])
+    return spans

@@ -237,7 +237,10 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
     if np.linalg.norm(nearest) > FARTHEST * max(tolerance, EXACT) * size * sqrt(len(few)):
         return None
     if any(len({hash(each.tobytes()) for each in side}) < len(side) for side in blocks):
-        return None  # equal blocks have no order, and a tree is slow where many points are one
+        return None  # equal blocks have no order
+    # nor do blocks that differ by less than sums show; and a tree is slow where many points are one
+    if any(len({hash(each.tobytes()) for each in side + 0.0}) < len(side) for side in (of_x, of_y)):
+        return None
     from scipy.spatial import cKDTree  # SciPy takes a while to import
 
     _, places = cKDTree(of_x).query(of_y)

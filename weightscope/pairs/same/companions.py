@@ -7,7 +7,7 @@ modules. GGUF files and adapters stand alone.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -20,12 +20,16 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import MODULES, existing, locate, resolved
 from weightscope.checkpoint.storage import COMMIT, LocalFile, OpenFile
-from weightscope.core.errors import CheckpointError
+from weightscope.core.errors import CheckpointError, one_line
 from weightscope.model.model import Model, TensorsOnly
 
 TEMPLATE = "chat_template.jinja"
 CODE = "auto_map"  # the key of a config that names classes of code next to it
-IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
+# not `\s*`, whose time grows with the square of the number of empty lines
+IMPORTED = re.compile(
+    r"^[ \t\f]*(?:from[ \t\f]+\.(\w+)[ \t\f]+import|import[ \t\f]+\.(\w+))",
+    re.ASCII | re.MULTILINE,
+)
 # Files that decide how a model is used, not what its weights compute.
 NAMED = (
     "generation_config.json",
@@ -75,6 +79,14 @@ def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Compan
     if None in places:
         return Companions()
     x, y = (place for place in places if place is not None)
+    decides, named, modules = _differences(x, y)
+    return Companions((*decides, *_unread(x, y)), tuple(named), modules)
+
+
+def _differences(
+    x: "_Place", y: "_Place"
+) -> tuple[list[FileDifference], list[FileDifference], tuple[TensorsOnly, TensorsOnly] | None]:
+    """What decides and differs, what does not decide, and the further modules."""
     decides, named = [*_code(x, y)], [*_named(x, y)]
     of_a, of_b = x.modules, y.modules
     if not of_a or not of_b:
@@ -85,21 +97,34 @@ def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Compan
                     MODULES, f"is only in {only}: its pooling and other modules were not compared"
                 )
             )
-        return Companions(tuple(decides), tuple(named))
+        return decides, named, None
     kinds = [[module.kind for module in modules] for modules in (of_a, of_b)]
     if kinds[0] != kinds[1]:
         decides.append(
             FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B")
         )
-        return Companions(tuple(decides), tuple(named))
+        return decides, named, None
     decides += _settings(x, y)
     decides += _others(x, y)
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
-    return Companions(tuple(decides), tuple(named), (x.tensors, y.tensors) if is_here else None)
+    return decides, named, (x.tensors, y.tensors) if is_here else None
+
+
+def _unread(x: "_Place", y: "_Place") -> Iterator[FileDifference]:
+    """Files that are there and cannot be read: nothing shows that they are the same."""
+    for name, why in (x.unread | y.unread).items():
+        if name not in NAMED:
+            yield FileDifference(name, f"was not compared ({why})")
 
 
 def file_digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """SHA-256 of the chat template, and of the code that config.json names."""
+    """SHA-256 of the chat template, and of the code that config.json names.
+
+    Raises
+    ------
+    CheckpointError
+        Code that config.json names is there and cannot be read.
+    """
     texts: dict[str, bytes] = {}
     template: Any = None
     first = next(iter(checkpoint.files), None)
@@ -107,6 +132,8 @@ def file_digests(checkpoint: Checkpoint) -> dict[str, str]:
         template = first.config.get("tokenizer.chat_template")
     elif place := _place_of(checkpoint):
         texts = _code_of(place, checkpoint.config.get(CODE))
+        if why := next(iter(place.unread.values()), ""):
+            raise CheckpointError(f"has code that cannot be read ({why})", file=checkpoint.name)
         template = (place.json("tokenizer_config.json") or {}).get("chat_template")
         if stored := place.read(TEMPLATE):
             template = stored.decode(errors="replace")
@@ -120,13 +147,21 @@ class _Place:
 
     def __init__(self, checkpoint: Checkpoint, where: Path | Repository) -> None:
         self.checkpoint, self.where = checkpoint, where
+        self.unread: dict[str, str] = {}  # files that are there, and why they cannot be read
 
     def read(self, name: str) -> bytes | None:
         """A small file; None where there is none, or where it cannot be read."""
-        with suppress(CheckpointError):
+        with self._noting(name):
             path = self.path(name)
             return None if path is None else read_small(path, MAX_BYTES)
         return None
+
+    @contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as error:
+            self.unread[name] = one_line(error)
 
     def path(self, name: str) -> Path | None:
         """The path of a small file on this machine, fetched if need be."""
@@ -138,7 +173,7 @@ class _Place:
     def json(self, name: str) -> dict[str, Any] | None:
         """A small JSON object; None where there is none."""
         text = self.read(name)
-        with suppress(CheckpointError):
+        with self._noting(name):
             return None if text is None else parse_json(text, file=name)
         return None
 
@@ -150,7 +185,7 @@ class _Place:
         text = self.read(MODULES)
         listed: Any = []
         if text:
-            with suppress(CheckpointError):
+            with self._noting(MODULES):
                 listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"]
         entries = listed if isinstance(listed, list) else []
         modules = [entry for entry in entries if isinstance(entry, dict)][:MOST_MODULES]
@@ -229,21 +264,20 @@ def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
     flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
     texts: dict[str, bytes] = {}
-    while left and len(texts) < MOST_CODE:
+    seen: set[str] = set()
+    while left:
         name = f"{left.pop()}.py"
-        if (
-            name in texts
-            or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII)
-            or (text := place.read(name)) is None
-        ):
+        if name in seen or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII):
             continue
-        texts[name] = text
-        left += [
-            each
-            for pair in IMPORTED.findall(text.decode(errors="replace"))
-            for each in pair
-            if each
-        ]
+        if len(seen) >= MOST_CODE:  # each name is a request to the Hub
+            place.unread[name] = f"more than {MOST_CODE} files are named; no more are read"
+            break
+        seen.add(name)
+        text = place.read(name)
+        if text is not None:
+            texts[name] = text
+            code = text.replace(b"\r", b"\n").decode(errors="replace")
+            left += dict.fromkeys(each[1] or each[2] for each in IMPORTED.finditer(code))
     return texts
 
 
