@@ -71,6 +71,19 @@ def test_how_it_was_trained(change: Callable[[Weights], None], kind: str, rank: 
     assert training.evidence in result.lead
 
 
+def renamed(weights: Weights) -> None:
+    for name in [name for name in weights if ".layers.1." in name]:
+        weights[name.replace("layers", "blocks")] = weights.pop(name)
+
+
+@pytest.mark.parametrize("change", [renamed, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight")])
+def test_tensors_without_a_counterpart_are_not_called_unchanged(
+    change: Callable[[Weights], None], tmp_path: Path
+) -> None:
+    (tune,) = ws.learned(written(tmp_path / "a"), written(tmp_path / "b", change)).tunes
+    assert tune.training.kind == "in part" and "these did not change. Only in the first: " in tune.lead
+
+
 @pytest.mark.parametrize(("change", "kind", "rank"), [(lora(4), "low rank", 4), (full, "full", None)])
 def test_how_it_was_trained_shows_in_16_bits(
     change: Callable[[Weights], None], kind: str, rank: int | None, tmp_path: Path

@@ -294,10 +294,16 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
     """
     entries = list(counterparts(a, b))
     pairs = [each.pair() or _as_unembedding(each, a, b) for each in entries]
-    lacking = [_lacking(each) for each, pair in zip(entries, pairs, strict=True) if pair is None]
-    return TensorChanges(
-        [*changes_with_directions(a, b, [pair for pair in pairs if pair]), *lacking]
-    )
+    lone = [_lacking(each) for each, pair in zip(entries, pairs, strict=True) if pair is None]
+    return TensorChanges([*changes_with_directions(a, b, [pair for pair in pairs if pair]), *lone])
+
+
+def lone_tensors(
+    entries: Iterable[Counterparts], a: Model | TensorsOnly, b: Model | TensorsOnly
+) -> list[Change]:
+    """Tensors without a counterpart, but for a head that is the other's tied embedding."""
+    lone = [each for each in entries if each.a is None or each.b is None]
+    return [_lacking(each) for each in lone if _as_unembedding(each, a, b) is None]
 
 
 def _as_unembedding(

@@ -18,7 +18,12 @@ from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Table, as_json, column
 from weightscope.model.model import Model, TensorsOnly, open_tensors
-from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
+from weightscope.pairs.changes.all_tensors import (
+    TensorChanges,
+    changes_with_directions,
+    lone_tensors,
+    only_in_one,
+)
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.deeds.catalogue import exceeds_rounding
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
@@ -50,7 +55,7 @@ ASKED = 0.5
 ONE_SCALE = 10.0  # largest over least relative change of a LoRA's matrices, at most
 # a LoRA's usual ranks, which a few steps of training rarely leave
 USUAL_RANKS = {1, 2, 4, 8, 16, 32, 64, 128, 256}
-NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
+NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge", "in part")
 SHARES_DIFFER = 0.1  # relative difference of the base's share between a merge's matrices
 NEARLY_ALL = 0.1  # distance from 1 of the base's share in a tune
 OUTSIDE = {
@@ -70,6 +75,8 @@ HOW = {
     "embeddings": "{name} changed outside its layers only",
     "conversion": "{name} was rounded or quantised; what else was done does not show: {evidence}",
     "none": "{name} holds the base's values: {evidence}, nothing was trained",
+    "in part": "{name} shares only some tensors with the base, and these did not change. "
+    "{evidence}",
     "mixed": "{name} changed in several ways: {evidence}",
     "same function": "{name} computes what the base does, the same function, with {evidence}: "
     "nothing was trained",
@@ -87,7 +94,7 @@ class Training:
     """The kind of training that the changes show."""
 
     # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion",
-    # "none", "mixed"; or, of what is no training, one of NO_TRAINING.
+    # "none", "in part", "mixed"; or, of what is no training, one of NO_TRAINING.
     kind: str
     rank: int | None  # the largest of a change of low rank
     evidence: str  # in words
@@ -111,6 +118,7 @@ class Tune(ShowsShapes):
     words: RaisedWords | None
     no_words: str  # why there are none
     also: str = ""  # a sentence on what changed besides matrices in layers
+    lone: str = ""  # sentences on tensors that only one of the two has
 
     @property
     def looked_at(self) -> list[Update]:
@@ -145,6 +153,8 @@ class Tune(ShowsShapes):
             parts.append(f"{dimensions} in {len(self.looked_at):,} changed {plural}.")
         if self.words:
             parts.append(self.words.sentence)
+        if self.lone and self.training.kind != "in part":
+            parts.append(self.lone)
         return " ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -515,7 +525,9 @@ def tune_of(
     base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True
 ) -> Tune:
     """The training of one checkpoint."""
-    entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
+    every_tensor = [*counterparts(base, tuned)]
+    entries = [entry for entry in every_tensor if entry.pair()]
+    lone = only_in_one(lone_tensors(every_tensor, base, tuned))
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
@@ -536,6 +548,8 @@ def tune_of(
         training = training_of([change for _, change in left], updates, note)
         if known:
             training = _beside(training, [*known.values()], len(tried), updates)
+    if training.kind == "none" and lone:
+        training = Training("in part", None, lone.removesuffix("."))
     if training.kind == "full" and (form := adapter_form(moved, updates)):
         training = Training("full", None, form, is_adapter=True)
     raised, why = None, "its heads are not read"
@@ -551,7 +565,7 @@ def tune_of(
             why = str(error)
     also = changed_outside(changes.changes)
     return Tune(
-        tuned.name, changes, training, updates, shared_directions(updates), raised, why, also
+        tuned.name, changes, training, updates, shared_directions(updates), raised, why, also, lone
     )
 
 
