@@ -7,14 +7,16 @@ import pytest
 pytest.importorskip("gguf", reason="needs the extra `gguf`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from tests.fuzz.checkpoints import GOLDEN, GOOD, GOOD_GGUF, meet
+from tests.fuzz.checkpoints import GOLDEN, GOOD, GOOD_GGUF, SEEDS, meet
 from tests.fuzz.run import TARGETS, fuzz
 from tests.support.files import encode
+from weightscope.checkpoint.formats import INDEX
 
 pytestmark = pytest.mark.check
 
 FEW = {  # whose trials take long
-    "tokenizer.json": 12, "vocab.txt": 12, "a worker's answer": 20, "audited weights": 8, "audited adapter": 16,
+    "tokenizer.json": 12, "vocab.txt": 12, "a worker's answer": 20, "audited weights": 8,
+    "audited adapter": 16,
 }  # fmt: skip
 
 
@@ -25,6 +27,12 @@ FEW = {  # whose trials take long
 )  # fmt: skip
 def test_seeds_of_the_fuzzer_are_valid(name: str, content: bytes, tmp_path: Path) -> None:
     assert meet(name, tmp_path, content) == "read"
+
+
+def test_the_index_is_read(tmp_path: Path) -> None:
+    good, _ = SEEDS[INDEX]
+    assert meet(INDEX, tmp_path, good) == "read"
+    assert meet(INDEX, tmp_path, b"{}") == "refused"
 
 
 @pytest.mark.parametrize("name", TARGETS)

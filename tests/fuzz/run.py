@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fuzz import adapters, audited, checkpoints, gguf, lists, tokenizers, vocabularies, workers
+from tests.fuzz.against import gguf as as_gguf
+from tests.fuzz.against import safetensors as as_safetensors
 
 
 class Target(NamedTuple):
@@ -37,6 +39,8 @@ class Target(NamedTuple):
 TARGETS = {
     name: Target(200, partial(checkpoints.mutant, name), partial(checkpoints.meet, name)) for name in checkpoints.SEEDS
 } | {
+    "as safetensors reads": Target(200, as_safetensors.mutant, as_safetensors.meet),
+    "as gguf reads": Target(200, as_gguf.mutant, as_gguf.meet),
     "keys and tensors.gguf": Target(200, gguf.mutant, gguf.meet),
     "tokenizer.model": Target(200, vocabularies.sentencepiece, vocabularies.meet_sentencepiece),
     "adapter": Target(100, adapters.mutant, adapters.meet),
