@@ -1,6 +1,6 @@
 """The same mutants read by another program: what both accept is equal, and what one alone accepts has a listed reason.
 
-    python -m tests.fuzz 20000 1 "as safetensors reads" "as gguf reads"
+    python -m tests.fuzz 20000 1 "as safetensors reads" "as gguf reads" "as AutoConfig reads"
 
 Each module has two tables, by a part of the message: why weightscope refuses what the other accepts, and where it is
 the other that refuses. A reason that is in neither fails.
