@@ -35,6 +35,8 @@ STRICTER: Reasons = {
     "write the number there": "a size under another family's name",
     "as its other name": "two names of one size that disagree",
     "the base that transformers reads": "two bases that disagree",
+    "an object was expected": "rotary parameters that are no object",
+    "as rope_parameters says": "two bases that disagree",
     "an entry for": "rotary parameters of some layer types",
     "one rotation for all layers": "rotary parameters by layer type where there is one",
     "takes its width from the model's": "a head's width that code ignores",
@@ -46,7 +48,7 @@ ATTRIBUTES = {
     "n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "vocab_size": "vocab_size",
     "tied": "tie_word_embeddings",
 }  # fmt: skip
-COMPARED = 800
+COMPARED = 790
 VALUES: tuple[Any, ...] = (
     1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 0, -1, 10**5, None, True, False, "8", 8.0, 2.5, [], [2, 2], {}, 1e-5,
     1e-6, 1e-12, 0.0, 1.0, 1e4, 5e5, 1e6, 10_000, float("nan"), float("inf"), "default",
@@ -108,7 +110,7 @@ def meet(folder: Path, content: bytes) -> str:
     _, row = families()[name]
     ours, theirs = ours_of(config, row), theirs_of(config, row, folder)
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        known = [key for key in compared(name, folder) if ours.get(key) is not None]
+        known = [key for key in compared(name, folder) if None not in (ours.get(key), theirs.get(key))]
         wrong = {key: (ours[key], theirs[key]) for key in known if not _same(ours[key], theirs[key])}
         assert not wrong, f"{name}: {wrong}"
     messages = (each if isinstance(each, str) else READ for each in (ours, theirs))
@@ -148,11 +150,13 @@ def theirs_of(config: Mapping[str, Any], row: Family, folder: Path) -> dict[str,
         values[f"theta {kind}"] = turn.get("rope_theta")
     if "head_dim" in row.heads.head_dim:  # code looks for one that its class need not have
         values["head_dim"] = _attribute(read, "head_dim")
-    if values["head_dim"] is None and values["d_model"] and values["n_heads"]:
-        values["head_dim"] = values["d_model"] // values["n_heads"]
+    if values["head_dim"] is None and all(type(values[name]) is int for name in ("d_model", "n_heads")):
+        values["head_dim"] = values["d_model"] // max(1, values["n_heads"])
     kv_heads = row.heads.kv_heads if isinstance(row.heads.kv_heads, tuple) else ()
-    if values["n_kv_heads"] is None or config.keys().isdisjoint(kv_heads):
+    if values["n_kv_heads"] is None or not kv_heads:
         values["n_kv_heads"] = values["n_heads"]
+    elif config.keys().isdisjoint(kv_heads):
+        values["n_kv_heads"] = None  # not compared
     return values
 
 
