@@ -575,6 +575,8 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_hidden_layers"),
     "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
     "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
+    "an alignment of 48": (llama(keys=key(b"general.alignment", 4, b"0\0\0\0"), n_keys=1), "has alignment 48; a power of two"),
+    "an alignment in 64 bits": (llama(keys=key(b"general.alignment", 10, struct.pack("<Q", 32)), n_keys=1), "of type 10"),
     "an unknown type": (llama(gguf_tensor(kind=999)), "type 999"),
     "integers for weights": (llama(gguf_tensor(kind=26)), "I32"),
     "five dimensions": (llama(gguf_tensor(sizes=(1, 1, 1, 1, 1))), "5 dimensions"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.rounding import assert_same_bits
 from weightscope.checkpoint import ggml_blocks
 from weightscope.checkpoint.ggml_blocks import LAYOUTS, NUMBERS, PLAIN, Codebook, dequantise, size_of
 from weightscope.core.compute.fast import numba_may_run
@@ -20,13 +21,6 @@ KINDS = sorted(LAYOUTS)
 def readers() -> list[bool]:
     """Without numba, and with it where it is installed."""
     return [False] + [True] * numba_may_run()
-
-
-def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
-    """Equal as bits, or both NaN: what a processor makes of NaN's other bits is its own affair."""
-    np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-    numbers = ~np.isnan(a)
-    np.testing.assert_array_equal(a[numbers].view(np.uint32), b[numbers].view(np.uint32))
 
 
 @pytest.fixture(scope="module")

@@ -116,10 +116,16 @@ def mutant(name: str, rng: random.Random) -> bytes:
 
 def meet(name: str, folder: Path, content: bytes) -> str:
     """What becomes of a file: "read" or "refused". Any other exception is the caller's to catch."""
-    (folder / "model.safetensors").write_bytes(encode(GOOD))
+    is_index = name == "model.safetensors.index.json"
+    weights = "shard.safetensors" if is_index else "model.safetensors"  # next to a model.safetensors, no index is read
+    (folder / weights).write_bytes(encode(GOOD))
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / name).write_bytes(content)
-    source = folder if name in {"model.safetensors", "model.safetensors.index.json", "config.json"} else folder / name
+    (folder / name).write_bytes(content.replace(b"model.safetensors", weights.encode()) if is_index else content)
+    return read_all(folder if is_index or name in {"model.safetensors", "config.json"} else folder / name)
+
+
+def read_all(source: Path) -> str:
+    """Open a checkpoint as a model, and read every tensor whole and in blocks."""
     outcome = "read"
     try:
         checkpoint = as_published(open_checkpoint(source))

@@ -38,13 +38,13 @@ def mutant(rng: random.Random) -> bytes:
     for name, value in GOOD.items():
         keys[architecture + b"." + name] = 4, struct.pack("<I", value)
     for name in rng.sample([*(architecture + b"." + name for name in OWN), *COMMON], rng.randrange(6)):
-        keys[name] = _value(rng)
+        keys[name] = drawn_value(rng)
     if rng.random() < 0.5:
         keys[b"tokenizer.ggml.model"] = STRING, text(rng.choice((b"llama", b"gpt2", b"bert", b"t5", b"none")))
         words = rng.choices(WORDS[:-3], k=rng.choice((0, 1, 8, 40)))
         keys[b"tokenizer.ggml.tokens"] = ARRAY, struct.pack("<IQ", STRING, len(words)) + b"".join(map(text, words))
         if rng.random() < 0.2:
-            keys[b"tokenizer.ggml.tokens"] = _value(rng)
+            keys[b"tokenizer.ggml.tokens"] = drawn_value(rng)
     for name in [name for name in keys if rng.random() < 0.03]:
         del keys[name]
     tensors, body = [], b""
@@ -73,7 +73,7 @@ def meet(folder: Path, content: bytes) -> str:
     return f"{outcome}, tokens {used(folder / 'model.gguf')}"
 
 
-def _value(rng: random.Random) -> tuple[int, bytes]:
+def drawn_value(rng: random.Random) -> tuple[int, bytes]:
     """A number, a string, or a list of either."""
     kind = rng.choice((*SCALARS, STRING, STRING, ARRAY, ARRAY))
     if kind != ARRAY:

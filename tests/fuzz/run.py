@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fuzz import adapters, audited, checkpoints, gguf, lists, tokenizers, vocabularies, workers
+from tests.fuzz.against import configs as as_auto_config
+from tests.fuzz.against import gguf as as_gguf
+from tests.fuzz.against import safetensors as as_safetensors
+from tests.fuzz.against import vocabularies as as_tokenizers
 
 
 class Target(NamedTuple):
@@ -37,6 +41,10 @@ class Target(NamedTuple):
 TARGETS = {
     name: Target(200, partial(checkpoints.mutant, name), partial(checkpoints.meet, name)) for name in checkpoints.SEEDS
 } | {
+    "as safetensors reads": Target(200, as_safetensors.mutant, as_safetensors.meet),
+    "as gguf reads": Target(200, as_gguf.mutant, as_gguf.meet),
+    "as AutoConfig reads": Target(200, as_auto_config.mutant, as_auto_config.meet, 20.0),  # imports transformers
+    "as tokenizers reads": Target(12, tokenizers.mutant, as_tokenizers.meet),  # in a process of its own
     "keys and tensors.gguf": Target(200, gguf.mutant, gguf.meet),
     "tokenizer.model": Target(200, vocabularies.sentencepiece, vocabularies.meet_sentencepiece),
     "adapter": Target(100, adapters.mutant, adapters.meet),

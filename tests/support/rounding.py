@@ -1,4 +1,4 @@
-"""Rounding of float32 to 16 bits, to the nearest and ties to even."""
+"""Rounding of float32 to 16 bits, to the nearest and ties to even, and equality to the bit."""
 
 import numpy as np
 
@@ -12,3 +12,10 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
         kept = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
         return kept.view("<f4")
     return values
+
+
+def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    """Equal as bits, or both NaN: what a processor makes of NaN's other bits is its own affair."""
+    np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+    numbers = ~np.isnan(a)
+    np.testing.assert_array_equal(a[numbers].view(np.uint32), b[numbers].view(np.uint32))

@@ -74,7 +74,9 @@ GRIDS = {
 SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
-STRING, ARRAY = 8, 9
+UINT32, STRING, ARRAY = 4, 8, 9
+ALIGNMENT = "general.alignment"
+ALIGNMENTS = [1 << n for n in range(21)]  # ggml refuses what is no power of two
 
 
 class GgufEntry(NamedTuple):
@@ -122,9 +124,8 @@ class _Cursor:
             raise self.refuse(f"{problem}; at most {LONGEST_KEY} are read")
         return name
 
-    def value(self, wanted: bool = False) -> Any:
+    def value(self, kind: int, wanted: bool = False) -> Any:
         """A value; lists of strings and long ones of numbers are skipped (None) unless `wanted`."""
-        kind = self.number("I")
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
@@ -176,7 +177,10 @@ def parse_gguf(
         name = cursor.name()
         if name in keys:
             raise cursor.refuse(f"GGUF header has key '{name[:100]}' twice")
-        keys[name] = cursor.value(name in lists)
+        kind = cursor.number("I")
+        keys[name] = cursor.value(kind, name in lists)
+        if name == ALIGNMENT and kind != UINT32:
+            raise cursor.refuse(f"GGUF header has {ALIGNMENT} of type {kind}; {UINT32} is expected")
     tensors: dict[str, GgufEntry] = {}
     for _ in range(n_tensors):
         name, n_dimensions = cursor.name(), cursor.number("I")
@@ -189,9 +193,10 @@ def parse_gguf(
         if name in tensors:
             raise CheckpointError("appears twice in the GGUF header", file=file, tensor=name)
         tensors[name] = GgufEntry(cursor.number("I"), tuple(reversed(sizes)), cursor.number("Q"))
-    alignment = keys.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-        raise CheckpointError(f"has alignment {str(alignment)[:40]}", file=file)
+    alignment = keys.get(ALIGNMENT, 32)
+    if alignment not in ALIGNMENTS:
+        problem = f"has alignment {alignment}; a power of two up to {ALIGNMENTS[-1]} was expected"
+        raise CheckpointError(problem, file=file)
     return keys, tensors, -(-cursor.position // alignment) * alignment
 
 
