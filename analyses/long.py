@@ -49,7 +49,7 @@ class Done(NamedTuple):
 def pieces(options: list[str], code: str) -> Iterator[Piece]:
     """All pieces, the census first."""
     passed = OUT / f"passed-{code}.txt"
-    yield Piece("census", (*TESTS, "-p", "analyses.resumed", "-m", "census"), (("RESUMED", str(passed)),))
+    yield Piece("census", (*TESTS, "-p", "tests.support.resumed", "-m", "census"), (("RESUMED", str(passed)),))
     given = {option.removeprefix("--"): Path() for option in options[::2]}
     for drawing in DRAWINGS:
         folder = DRAWN / drawing.folder

@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from weightscope.core.files import Folder
 from weightscope.core.tables import Table, column
 
 ROOT = Path(__file__).parents[1]
@@ -125,8 +126,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code:
             raise
-    out.mkdir(parents=True, exist_ok=True)
-    (out / RECORD).write_text(json.dumps(Made.now(out.name, imported())._asdict(), indent=1) + "\n")
+    Folder(out).json(RECORD, Made.now(out.name, imported())._asdict())
 
 
 if __name__ == "__main__":

@@ -52,11 +52,8 @@ def names() -> str:
 
 def made() -> str:
     """When and by which code each kept folder of tables was made."""
-    rows = (
-        (f"`{each.folder}`", each.date, each.commit, "yes" if each.is_stale else "no")
-        for each in read_made().values()
-    )
-    return _table(("folder under figures/", "made", "after commit", "code has changed since"), rows)
+    rows = ((f"`{each.folder}`", each.date, each.commit) for each in read_made().values())
+    return _table(("folder under figures/", "made", "after commit"), rows)
 
 
 def commands() -> str:

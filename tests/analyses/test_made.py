@@ -83,7 +83,7 @@ def test_a_long_run_leaves_out_what_passed(tmp_path: Path) -> None:
     tests.write_text("def test_a(): pass\ndef test_b(): assert False\n")
     passed = tmp_path / "passed.txt"
     settings = {"RESUMED": str(passed), "PYTHONPATH": str(made.ROOT)}
-    command = [sys.executable, "-m", "pytest", "-p", "analyses.resumed", "-c", tmp_path / "none.ini", tests]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.support.resumed", "-c", tmp_path / "none.ini", tests]
     (tmp_path / "none.ini").write_text("[pytest]\n")
     runs = [subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True) for _ in range(2)]
     assert passed.read_text() == "test_two.py::test_a\n"

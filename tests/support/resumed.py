@@ -1,4 +1,4 @@
-"""A plugin of pytest that leaves out tests that passed before: `-p analyses.resumed`, RESUMED=FILE names them."""
+"""A plugin of pytest that leaves out tests that passed before: `-p tests.support.resumed`, RESUMED=FILE names them."""
 
 import os
 from pathlib import Path
