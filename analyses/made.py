@@ -98,17 +98,18 @@ def imported() -> set[Path]:
     return {path for path in paths if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in CODE}
 
 
-def read_made(path: Path = KEPT) -> dict[str, Made]:
+def read_made() -> dict[str, Made]:
     """The kept records by folder."""
-    if not path.exists():
+    if not KEPT.exists():
         return {}
-    with path.open(encoding="utf-8", newline="") as file:
+    with KEPT.open(encoding="utf-8", newline="") as file:
         return {row["folder"]: Made(**row) for row in csv.DictReader(file)}
 
 
 def record_in(drawn: Path) -> Made:
-    """The record of a folder that was drawn."""
-    return Made(**json.loads((drawn / RECORD).read_text()))
+    """The record of a folder that was drawn; of one drawn by hand, the modules are not known."""
+    path = drawn / RECORD
+    return Made(**json.loads(path.read_text())) if path.exists() else Made.now(drawn.name, ())
 
 
 def keep_made(folder: str, drawn: Path) -> None:

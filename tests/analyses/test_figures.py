@@ -29,6 +29,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(figures, "DRAWN", tmp_path / "out" / "figures")
     monkeypatch.setattr(figures, "SUMS", tmp_path / "figures" / "SHA256SUMS")
+    monkeypatch.setattr(made, "KEPT", tmp_path / "figures" / "MADE.csv")
     (tmp_path / "README.md").write_text("![heads](figures/audit-gpt2/heads.png)")
     (tmp_path / "figures").mkdir()
     out = tmp_path / "out" / "figures" / "audit-gpt2"
@@ -72,7 +73,7 @@ def test_every_folder_of_the_hashes_has_its_drawing_and_the_other_way_round() ->
 
 def test_a_drawing_is_kept_in_part(drawn: Path) -> None:
     kept = {path.relative_to(figures.FIGURES).as_posix() for path in figures.FIGURES.rglob("*") if path.is_file()}
-    assert kept == {"SHA256SUMS", "audit-gpt2/heads.csv", "audit-gpt2/heads.png"}
+    assert kept == {"SHA256SUMS", "MADE.csv", "audit-gpt2/heads.csv", "audit-gpt2/heads.png"}
     checked = subprocess.run(["sha256sum", "--check", figures.SUMS], cwd=figures.DRAWN, capture_output=True, text=True)
     assert checked.stdout.splitlines() == ["audit-gpt2/heads.csv: OK", "audit-gpt2/spectra.csv: OK"]
 

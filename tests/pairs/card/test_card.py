@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +25,12 @@ def states(card: Card) -> dict[str, str]:
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EMBEDDED, tmp_path / "release"))
+
+
+@pytest.fixture(scope="module")
+def section(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The section of a release."""
+    return ws.card(Path(shutil.copytree(EMBEDDED, tmp_path_factory.mktemp("made") / "release"))).section
 
 
 def changed(folder: Path, name: str, values: object) -> Path:
@@ -196,10 +201,10 @@ def test_a_second_run_replaces_the_section() -> None:
     assert with_section(f"{first}\nmore\n", f"{BEGIN}\ntwo\n{END}") == first.replace("one", "two") + "\nmore\n"
 
 
-def test_an_edited_card_fails_its_check(release: Path) -> None:
+def test_an_edited_card_fails_its_check(section: str, release: Path) -> None:
     page = release / "README.md"
     assert run("card", release, "--out", page).exit_code == 0
-    assert run("card", release, "--check").exit_code == 0
+    assert page.read_text() == f"{section}\n" and run("card", release, "--check").exit_code == 0
     page.write_text(page.read_text().replace("not checked", "verified", 1))
     edited = run("card", release, "--check")
     assert edited.exit_code == 3 and "has another section" in edited.output
@@ -223,10 +228,9 @@ def test_metadata_that_takes_long_is_not_read(metadata: str, what: str, release:
 
 
 def test_markers_without_an_end_are_text() -> None:
-    start = time.process_time()
-    text = f"{BEGIN}\n" * 100_000
+    """Were time to grow with their square, this would take an hour."""
+    text = f"{BEGIN}\n" * 1_000_000
     assert with_section(text, f"{BEGIN}one{END}").endswith(f"{BEGIN}\n\n{BEGIN}one{END}\n")
-    assert time.process_time() - start < 10
 
 
 def test_a_page_that_is_no_text_is_refused_and_left(release: Path) -> None:
@@ -247,12 +251,8 @@ def test_a_page_that_is_no_text_is_refused_and_left(release: Path) -> None:
     ],
     ids=["a second section", "a comment", "a carriage return", "hidden", "in a fence"],
 )
-def test_a_forged_card_fails_its_check(forge: Callable[[str], str], release: Path) -> None:
-    page = release / "README.md"
-    section = ws.card(release).section
-    page.write_text(section)
-    assert run("card", release, "--check").exit_code == 0
-    page.write_text(forge(section), newline="")
+def test_a_forged_card_fails_its_check(forge: Callable[[str], str], section: str, release: Path) -> None:
+    (release / "README.md").write_text(forge(section), newline="")
     assert run("card", release, "--check").exit_code == 3
 
 
