@@ -15,7 +15,6 @@ from weightscope.core.errors import CheckpointError
 from weightscope.heads.circuits.stream import ACTIVATIONS
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.deeds.orders import places_of
-from weightscope.pairs.deeds.views import error_of
 
 MIXTURE = ("router", "expert.", "shared_expert.")  # prefixes of its tensors' roles
 OF_ROUTER = ("router.bias", "router.correction")
@@ -114,10 +113,6 @@ def order_of_experts(
 ) -> np.ndarray | None:
     """The expert of A that each expert of B is, by the router; None without a possible order."""
     order = places_of(before.logits, after.logits, 1, tolerance)
-    # equal rows of a router have no order, but they may be where they were
-    rows = before.logits, after.logits
-    if order is None and rows[0].shape == rows[1].shape and error_of(*rows) <= tolerance:
-        order = np.arange(len(before.logits))
     return order if order is not None and is_free(a, order) else None
 
 

@@ -735,12 +735,8 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     for each in judged if turned else (judged[i] for i in mine):
         if each.layer is not None:
             deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.what))
-    if not turned:  # one alone shows in what the layer gives, but for a router's rows
-        deeds = {
-            place: changed
-            for place, changed in deeds.items()
-            if len(changed) > 1 or changed[0][1] is What.EXPERTS
-        }
+    if not turned:  # one alone shows in what the layer gives
+        deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
     sizes = {}
     for (stack, layer), changed in deeds.items():
         roles = [role for role, _ in changed]
