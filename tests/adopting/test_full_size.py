@@ -7,6 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run
+from tests.support.slow import one_in
 from weightscope.checkpoint.config import digest_of
 from weightscope.checkpoint.opening import open_checkpoint
 
@@ -36,7 +37,7 @@ from weightscope.model.rows.stanzas import file_of  # noqa: E402
 pytestmark = pytest.mark.check
 
 
-@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("trick", one_in(2, TRICKS))
 def test_a_trick_of_the_full_size_is_never_proved(trick: str, tmp_path: Path) -> None:
     attention, sizes = TRICKS[trick]
     saved(registered(attention), tmp_path, **sizes)
@@ -44,7 +45,7 @@ def test_a_trick_of_the_full_size_is_never_proved(trick: str, tmp_path: Path) ->
         adopt(open_checkpoint(tmp_path))
 
 
-@pytest.mark.parametrize("trick", SELDOM)
+@pytest.mark.parametrize("trick", one_in(3, SELDOM))
 def test_a_trick_of_some_texts_is_never_proved(trick: str, tmp_path: Path) -> None:
     attention, config, values = SELDOM[trick]
     saved(registered(attention, config), tmp_path, **values)

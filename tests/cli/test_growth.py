@@ -133,7 +133,7 @@ COMMANDS: dict[str, Arguments] = {
     "fingerprint": lambda a, b, out: ["fingerprint", a, "--out", out.with_suffix(".wsf")],
     "draft": lambda a, b, out: ["draft", a],
 }
-IN_ALL = ("layers", "sources", "audit --all", "same")  # in `make check`; the others in the census
+IN_ALL = ("sources", "audit --all", "same")  # in `make check`; the others in the census
 SLOW = ("same", "compare", "learned", "lineage")  # counted over half as many layers
 ATTENTION = ("circuits", "positions", "neighbours", "fingerprint")  # read no other tensor
 LEFT_OUT = {  # refused for a broken value; not read; or the same pass over tensors as of more layers

@@ -13,6 +13,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.cases import CASES, Case
+from tests.support.slow import one_in
 from tests.support.tiny_models import FIXTURES, Fixture, centred
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
@@ -77,7 +78,7 @@ def wrong(tiny: Fixture) -> float:
     return worst
 
 
-@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", one_in(3, FIRST), ids=lambda case: case.name)
 def test_an_option_is_read_as_the_model_reads_it_or_refused(case: Case, tmp_path: Path) -> None:
     from tests.model.rows.make_fixtures import make
 
