@@ -47,7 +47,7 @@ def test_a_command_can_be_typed_as_it_stands(typed: str) -> None:
     _, name, *arguments = shlex.split(typed)
     command = main.get_command(click.Context(main), name)
     assert command is not None
-    command.make_parser(click.Context(command)).parse_args(arguments)
+    command.make_parser(click.Context(command, **command.context_settings)).parse_args(arguments)
 
 
 @pytest.fixture(scope="module")

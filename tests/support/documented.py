@@ -62,7 +62,7 @@ def check(line: Line) -> None:
     name, *words = line.words
     _, command, _ = main.resolve_command(click.Context(main), [name])
     assert command is not None
-    context = click.Context(command, info_name=name)
+    context = click.Context(command, info_name=name, **command.context_settings)
     if not line.complete and words and words[-1].startswith("-") and not _is_flag(command, words[-1]):
         words.append("1")  # a sentence names the option alone
     given, left, _ = command.make_parser(context).parse_args(words)
