@@ -86,7 +86,7 @@ docs-text: $(VENV)/.installed-dev  ## outputs, tables and pictures in README and
 figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
 
-# Killed and begun again, it goes on where it was. LIST=1 says what is left; inputs are those of figures.
+# Killed and begun again, it goes on where it was. LIST=1 says what is left; it takes the inputs of figures.
 long: $(VENV)/.installed-runner $(VENV)/.installed-dev  ## census, figures that are out of date, oldest packages, other Pythons: LIST=1 (many hours)
 	$(BIN)/python -m analyses.long $(if $(LIST),--list) $(DRAWINGS)
 

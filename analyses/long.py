@@ -84,7 +84,7 @@ def write_done(path: Path, done: dict[str, Done]) -> None:
 @click.option("--list", "listed", is_flag=True, help="Run nothing; say what is left.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def main(listed: bool, options: tuple[str, ...]) -> None:
-    """Run every piece that has not ended well under this code; OPTIONS are those of analyses.figures."""
+    """Run every piece that has not ended well under this code; OPTIONS go to analyses.figures."""
     files = [path for top in CODE for path in (ROOT / top).rglob("*.py")]
     code, ended = digest_of(by_folder(files)), read_done(OUT / "pieces.csv")
     failed = False

@@ -44,7 +44,7 @@ def further_layers(own: Weights) -> Weights:
 
 
 def ending(words: str) -> Callable[[Weights], Weights]:
-    """Three copies of each matrix beside it."""
+    """Each matrix, and three copies of it."""
     return lambda own: {f"{name}{words}{i}": w for i in range(3) for name, w in drawn(8 + i, own).items()}
 
 

@@ -123,7 +123,7 @@ def test_files_that_change_while_they_are_read() -> None:
     assert run_on_changing_files(10, 0).total() > 5
 
 
-# Commands of which two write one place at once, and the file that tells whose result is there.
+# Commands, two of which write one place at once, and the file that tells whose result is there.
 AT_ONCE = {
     "audit SOURCE --out OUT": "heads.csv",
 }
@@ -132,7 +132,7 @@ AT_ONCE = {
 @pytest.mark.check
 @pytest.mark.parametrize("words", AT_ONCE)
 def test_two_runs_that_write_one_place_leave_one_whole_result(words: str, tmp_path: Path) -> None:
-    """Begun at once on two checkpoints: each run ends well or in one line, and the result is that of one of them."""
+    """Begun at once on two checkpoints: each run ends well or in one line, and the result is whole, from one run."""
     weights = load_file(SMALL / "model.safetensors")
     for number in (1, 2):
         source = Path(shutil.copytree(SMALL, tmp_path / f"source{number}" / "model"))

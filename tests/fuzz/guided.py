@@ -1,6 +1,6 @@
 """Fuzzing guided by coverage: `python -m tests.fuzz.guided HARNESS --seconds N --corpus DIR` (needs Atheris).
 
-A run continues from what the corpus has; an input that fails is written beside it. `--keep` puts some
+A run continues from what the corpus has; an input that fails is written next to it. `--keep` puts some
 into the harness's kept corpus, which tests/test_guided.py meets without Atheris.
 """
 

@@ -120,18 +120,18 @@ def _reordered(tensors: dict[str, np.ndarray], present: Mapping[str, str], seed:
 @lru_cache(None)
 def places_of(source: str, group: str, change: str) -> Sequence[tuple[str, ...]]:
     """Tensors, layers or keys that a change can be done to."""
-    of = original(source)
+    sound = original(source)
     if group == KEPT:
         return [()]
     if change == DERIVED:
         return gauges_of(source.removeprefix("wide/")) if source in WIDE else []
     if group == CONFIG:
-        return [(".".join(path),) for path, _ in leaves(of.config)]
+        return [(".".join(path),) for path, _ in leaves(sound.config)]
     if group == BROKEN:
-        floats = [name for name, w in of.tensors.items() if w.dtype.kind == "f" and w.size]
+        floats = [name for name, w in sound.tensors.items() if w.dtype.kind == "f" and w.size]
         if change != EXCHANGED:
             return [(name,) for name in floats]
-        shapes = {name: of.tensors[name].shape for name in floats}
+        shapes = {name: sound.tensors[name].shape for name in floats}
         return [(x, y) for x in floats for y in floats if x < y and shapes[x] == shapes[y]]
     needs = FACTORS[change].needs if change in FACTORS else ("up", "down", "norm.mlp")
     return [
@@ -177,14 +177,14 @@ def drawn(n: int, **options: Any) -> settings:
 
 def changed(case: Case) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]] | None:
     """Config and tensors of the copy; None where the change changes nothing."""
-    of = original(case.source)
-    tensors = dict(of.tensors)
+    sound = original(case.source)
+    tensors = dict(sound.tensors)
     if case.group == CONFIG:
         path = tuple(case.places[0].split("."))
-        usual = dict(leaves(of.config))[path]
+        usual = dict(leaves(sound.config))[path]
         others = [value for value in edits(usual) if value != usual]
-        config = edited(of.config, path, others[int(case.number) % len(others)])
-        return (config, tensors) if config != of.config else None
+        config = edited(sound.config, path, others[int(case.number) % len(others)])
+        return (config, tensors) if config != sound.config else None
     if case.change == DERIVED:
         return in_another_gauge(case.source.removeprefix("wide/"), case.places, case.number)
     if case.group == ALIKE:
@@ -197,11 +197,11 @@ def changed(case: Case) -> tuple[Mapping[str, Any], Mapping[str, np.ndarray]] | 
     if case.group == BROKEN:
         names = case.places
         if case.change == EXCHANGED:
-            tensors |= {x: of.tensors[y] for x, y in zip(names, names[::-1], strict=True)}
+            tensors |= {x: sound.tensors[y] for x, y in zip(names, names[::-1], strict=True)}
         else:
-            tensors[names[0]] = BREAKS[case.change](of.tensors[names[0]]).astype(np.float32)
-        if "BF16" in of.dtypes:
+            tensors[names[0]] = BREAKS[case.change](sound.tensors[names[0]]).astype(np.float32)
+        if "BF16" in sound.dtypes:
             tensors |= {name: rounded(tensors[name]) for name in names}
-    if case.group != KEPT and all(np.array_equal(tensors[name], w) for name, w in of.tensors.items()):
+    if case.group != KEPT and all(np.array_equal(tensors[name], w) for name, w in sound.tensors.items()):
         return None
-    return of.config, tensors
+    return sound.config, tensors

@@ -72,7 +72,7 @@ def claim_of(folder: Path) -> tuple[str, Callable[[str], bool]]:
 
 
 def _is_as_good(true: dict[str, Any], claim: dict[str, Any]) -> bool:
-    """A version or date that nobody can check, or a number that another machine may round so."""
+    """A version or date that no check can cover, or a number that another machine may round so."""
     before, after = (dict(leaves(_by_key(each))) for each in (true, claim))
     differ = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return all(path[-1] in NOT_COMPARED or _is_near(before.get(path), after.get(path)) for path in differ)

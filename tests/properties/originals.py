@@ -84,11 +84,11 @@ def rounded(w: np.ndarray) -> np.ndarray:
 @lru_cache(None)
 def roles(source: str) -> dict[tuple[str | None, int | None], dict[str, str]]:
     """Names of tensors by role, for each stack and layer."""
-    of = original(source)
-    plain = PACKINGS / "identity" / "llama" if source.startswith("identity/") else of.stored
+    sound = original(source)
+    plain = PACKINGS / "identity" / "llama" if source.startswith("identity/") else sound.stored
     found: dict[tuple[str | None, int | None], dict[str, str]] = {}
     with TemporaryDirectory() as folder:
-        for tensor in open_tensors(plain or write(Path(folder) / "a", of.config, of.tensors)).tensors:
+        for tensor in open_tensors(plain or write(Path(folder) / "a", sound.config, sound.tensors)).tensors:
             found.setdefault((tensor.stack, tensor.layer), {})[tensor.role] = tensor.name
     return found
 

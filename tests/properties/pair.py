@@ -41,8 +41,8 @@ class Pair:
     """A checkpoint a and its copy b, as files."""
 
     def __init__(self, case: Case, copy: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path) -> None:
-        self.case, self.folder, of = case, folder, original(case.source)
-        self.a = of.stored or write(folder / "a", of.config, of.tensors)
+        self.case, self.folder, sound = case, folder, original(case.source)
+        self.a = sound.stored or write(folder / "a", sound.config, sound.tensors)
         self.b = write(folder / "b", *copy, case.writing)
 
     @cached_property
@@ -128,11 +128,11 @@ def _findings(source: Path) -> list[Any]:
 
 
 def _of_original(source: str, ask: Callable[[Path], T]) -> T:
-    of = original(source)
-    if of.stored is not None:
-        return ask(of.stored)
+    sound = original(source)
+    if sound.stored is not None:
+        return ask(sound.stored)
     with TemporaryDirectory() as folder:
-        return ask(write(Path(folder) / "a", of.config, of.tensors))
+        return ask(write(Path(folder) / "a", sound.config, sound.tensors))
 
 
 @lru_cache(None)

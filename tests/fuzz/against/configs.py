@@ -2,7 +2,7 @@
 
 A number is compared where AutoConfig has one of that meaning, which the sound config of the family shows: where both
 take the same from it. `COMPARED` is how many these are, so that none gets lost. Without a number of key-value heads
-weightscope takes that of the queries, where some classes have one of their own; that is not compared. AutoConfig judges
+weightscope takes the queries' number, where some classes have their own; that is not compared. AutoConfig judges
 many keys that say nothing of attention, so that what it refuses alone is not listed.
 """
 

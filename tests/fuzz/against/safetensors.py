@@ -26,7 +26,7 @@ STRICTER: Reasons = {
     "characters; at most": "a name too long",
     "has a broken entry": "an entry with other keys, or that is a list",
     "sizes was expected": "more axes than NumPy has",
-    "more elements than any file holds": "sizes beyond any file, beside a zero",
+    "more elements than any file holds": "sizes beyond any file, and a zero",
     "leaves a gap": "an empty tensor that lies apart",
     "overlaps the tensor": "an empty tensor within another",
     "__metadata__ is not": "metadata that is null",

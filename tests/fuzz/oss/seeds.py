@@ -27,7 +27,7 @@ STANZA = re.compile(r"^(?=\[\w+\]$)", re.M)
 
 
 def headers() -> Iterable[bytes]:
-    """The fuzzer's headers, configs and indexes, each beside good ones of the other two, and a tiny GPT-2."""
+    """The fuzzer's headers, configs and indexes, each with good ones of the other two, and a tiny GPT-2."""
     index = json.dumps(INDEX).encode().replace(b"model.safetensors", SHARD.encode())
     good, config = _header(SEEDS["model.safetensors"][0]), SEEDS["config.json"][0]
     for name in ("model.safetensors", "bitsandbytes.safetensors"):
