@@ -69,13 +69,22 @@ def fuzz(n: int, seed: int, names: list[str] | None = None) -> Counter[str]:
             folder.mkdir()
         for number in range(n):
             (name,) = rng.choices(names, shares)
-            content = TARGETS[name].mutant(rng)
-            started = time.process_time()
-            try:
-                outcomes[f"{name}: {TARGETS[name].meet(folders[name], content)}"] += 1
-            except BaseException as error:
-                raise AssertionError(f"mutant {number} of seed {seed}, {name}: {content[:1000]!r}") from error
-            took = time.process_time() - started
+            target = TARGETS[name]
+            content = target.mutant(rng)
             which = f"mutant {number} of seed {seed}, {name}"
-            assert took < TARGETS[name].seconds, f"{which}, takes {took:.1f} s: {content[:1000]!r}"
+            try:
+                outcome, took = timed(target, folders[name], content)
+                if took >= target.seconds:  # the first to need a module imports it
+                    outcome, took = timed(target, folders[name], content)
+            except BaseException as error:
+                raise AssertionError(f"{which}: {content[:1000]!r}") from error
+            outcomes[f"{name}: {outcome}"] += 1
+            assert took < target.seconds, f"{which}, takes {took:.1f} s: {content[:1000]!r}"
     return outcomes
+
+
+def timed(target: Target, folder: Path, content: bytes) -> tuple[str, float]:
+    """What became of a mutant, and the processor time that it took."""
+    started = time.process_time()
+    outcome = target.meet(folder, content)
+    return outcome, time.process_time() - started
