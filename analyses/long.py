@@ -5,7 +5,6 @@ oldest dependencies, and the other versions of Python at hand. Killed and begun 
 is done if it ended under the same code, and of the census each test. `out/long/pieces.csv` has the time of each.
 """
 
-import csv
 import os
 import shutil
 import subprocess
@@ -19,10 +18,11 @@ from typing import NamedTuple
 import click
 
 from analyses.figures import DRAWINGS, DRAWN, ROOT, is_stale
-from analyses.made import CODE, RECORD, by_folder, digest_of, record_in
-from weightscope.core.files import new_file
+from analyses.made import CODE, RECORD, by_folder, digest_of, read_rows, record_in
+from weightscope.core.tables import Table, column
 
 OUT = ROOT / "out" / "long"
+ENDED = OUT / "pieces.csv"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
 
@@ -39,11 +39,11 @@ class Piece(NamedTuple):
 class Done(NamedTuple):
     """The end of a piece."""
 
-    piece: str
-    code: str  # digest of all code
-    date: str
-    seconds: str
-    status: str  # of its command
+    piece: str = column("Name.")
+    code: str = column("Digest of all code.")
+    date: str = column("The day on which it ended.")
+    seconds: str = column("Its time.")
+    status: str = column("Exit status of its command.")
 
 
 def pieces(options: list[str], code: str) -> Iterator[Piece]:
@@ -65,28 +65,13 @@ def pieces(options: list[str], code: str) -> Iterator[Piece]:
             yield Piece(f"Python {version}", command, (), "" if shutil.which(name) else f"{name} on the path")
 
 
-def read_done(path: Path) -> dict[str, Done]:
-    """The last end of each piece."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["piece"]: Done(**row) for row in csv.DictReader(file)}
-
-
-def write_done(path: Path, done: dict[str, Done]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as file:
-        lines = [Done._fields, *done.values()]
-        file.write("".join(",".join(map(str, line)) + "\n" for line in lines).encode())
-
-
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--list", "listed", is_flag=True, help="Run nothing; say what is left.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def main(listed: bool, options: tuple[str, ...]) -> None:
     """Run every piece that has not ended well under this code; OPTIONS go to analyses.figures."""
     files = [path for top in CODE for path in (ROOT / top).rglob("*.py")]
-    code, ended = digest_of(by_folder(files)), read_done(OUT / "pieces.csv")
+    code, ended = digest_of(by_folder(files)), read_rows(Done, ENDED)
     failed = False
     for piece in pieces([*options], code):
         last = ended.get(piece.name)
@@ -100,7 +85,8 @@ def main(listed: bool, options: tuple[str, ...]) -> None:
             status = subprocess.run(piece.command, cwd=ROOT, env=os.environ | dict(piece.settings)).returncode
             seconds = f"{time.monotonic() - began:.0f}"
             ended[piece.name] = Done(piece.name, code, f"{datetime.now(UTC):%Y-%m-%d}", seconds, str(status))
-            write_done(OUT / "pieces.csv", ended)
+            OUT.mkdir(parents=True, exist_ok=True)
+            Table.of(Done, ended.values()).to_csv(ENDED)
             click.echo(f"{piece.name}: {'passed' if status == 0 else 'FAILED'} in {seconds} s")
             failed |= status != 0
     if failed:

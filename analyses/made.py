@@ -13,12 +13,12 @@ import runpy
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from weightscope.core.files import Folder
 from weightscope.core.tables import Table, column
@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 CODE = ("weightscope", "analyses", "benchmarks", "tests")
 RECORD = "made.json"
 KEPT = ROOT / "figures" / "MADE.csv"
+Row = TypeVar("Row", bound=tuple[Any, ...])
 TEXT = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -98,12 +99,17 @@ def imported() -> set[Path]:
     return {path for path in paths if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in CODE}
 
 
+def read_rows(kind: Callable[..., Row], path: Path) -> dict[str, Row]:
+    """The rows of a CSV by their first cells; none without the file."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row[0]: row for row in (kind(**cells) for cells in csv.DictReader(file))}
+
+
 def read_made() -> dict[str, Made]:
     """The kept records by folder."""
-    if not KEPT.exists():
-        return {}
-    with KEPT.open(encoding="utf-8", newline="") as file:
-        return {row["folder"]: Made(**row) for row in csv.DictReader(file)}
+    return read_rows(Made, KEPT)
 
 
 def record_in(drawn: Path) -> Made:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyses import figures, long, made
+from weightscope.core.tables import Table
 
 pytestmark = pytest.mark.check
 
@@ -92,5 +93,5 @@ def test_a_long_run_leaves_out_what_passed(tmp_path: Path) -> None:
 
 def test_pieces_that_ended_well_are_not_run_again(tmp_path: Path) -> None:
     done = {"a": long.Done("a", "0123", "2026-01-01", "5", "0"), "b": long.Done("b", "0123", "2026-01-01", "5", "1")}
-    long.write_done(tmp_path / "out" / "pieces.csv", done)
-    assert long.read_done(tmp_path / "out" / "pieces.csv") == done
+    Table.of(long.Done, done.values()).to_csv(tmp_path / "pieces.csv")
+    assert made.read_rows(long.Done, tmp_path / "pieces.csv") == done

@@ -7,9 +7,23 @@ the other that refuses. A reason that is in neither fails.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
+
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
 
 Reasons = Mapping[str, str]  # part of a message -> what a reader of the outcome sees
 READ = ""  # in place of a message
+
+
+def opened(path: Path, content: bytes) -> tuple[Checkpoint | None, str]:
+    """The checkpoint in a file of this content, or why weightscope refuses it."""
+    path.write_bytes(content)
+    try:
+        return open_checkpoint(path), READ
+    except CheckpointError as error:
+        return None, str(error)
 
 
 def outcome(ours: str, theirs: str, stricter: Reasons, laxer: Reasons) -> str:

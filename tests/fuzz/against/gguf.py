@@ -17,14 +17,12 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 from tests.attacks import attacks
-from tests.fuzz.against import READ, Reasons, outcome
+from tests.fuzz.against import READ, Reasons, opened, outcome
 from tests.fuzz.gguf import COMMON, OWN, WORDS, drawn_value
 from tests.fuzz.mutate import mutated_bytes
 from tests.support.rounding import assert_same_bits
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.gguf import STRING
-from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.core.errors import CheckpointError
 
 STRICTER: Reasons = {
     "cut short": "a count, a text or a tensor beyond the end",
@@ -94,18 +92,13 @@ def mutant(rng: random.Random) -> bytes:
 def meet(folder: Path, content: bytes) -> str:
     """Open it with both, and compare every key and every tensor: type, shape, place and values."""
     path = folder / "model.gguf"
-    path.write_bytes(content)
-    ours = theirs = READ
-    try:
-        checkpoint = open_checkpoint(path)
-    except CheckpointError as error:
-        ours = str(error)
+    (checkpoint, ours), theirs = opened(path, content), READ
     try:
         with at_most(SECONDS), np.errstate(all="ignore"):
             reader = gguf.GGUFReader(path)
     except Exception as error:  # whatever NumPy makes of wrong counts
         theirs = f"{type(error).__name__}: {error}"
-    if ours == theirs == READ:
+    if checkpoint is not None and theirs == READ:
         assert {*checkpoint.config} == {*reader.fields} - OWN_FIELDS, {*checkpoint.config}
         for name, value in checkpoint.config.items():
             if value is not None:  # a list that is read on demand

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
 
-from tests.fuzz.against import READ, Reasons, outcome
+from tests.fuzz.against import READ, Reasons, opened, outcome
 from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.rounding import assert_same_bits
 from weightscope.checkpoint.checkpoint import StoredTensor
-from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.storage import BITS
-from weightscope.core.errors import CheckpointError
 
 STRICTER: Reasons = {
     "appears twice": "a key twice",
@@ -75,18 +73,13 @@ def mutant(rng: random.Random) -> bytes:
 def meet(folder: Path, content: bytes) -> str:
     """Open it with both, and compare every tensor: names, dtypes, shapes, bytes and values."""
     path = folder / "model.safetensors"
-    path.write_bytes(content)
-    ours = theirs = READ
-    try:
-        checkpoint = open_checkpoint(path)
-    except CheckpointError as error:
-        ours = str(error)
+    (checkpoint, ours), theirs = opened(path, content), READ
     try:
         with safe_open(path, "np") as library:
             names = set(library.keys())
     except SafetensorError as error:
         theirs = f"safetensors: {error}"
-    if ours == theirs == READ:
+    if checkpoint is not None and theirs == READ:
         stored = dict(deserialize(content))
         assert names == {*stored} == {*checkpoint}
         for name, entry in stored.items():

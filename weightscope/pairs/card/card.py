@@ -21,7 +21,6 @@ from weightscope.core.progress import progress_shown
 from weightscope.core.results import Result
 from weightscope.core.tables import Table, as_json, column
 from weightscope.heads.audit.audit import Audit, audit
-from weightscope.heads.tensors.config_fit import config_fit
 from weightscope.heads.tensors.config_readers import (
     disagreement_line,
     taken_by_readers,
@@ -36,6 +35,7 @@ from weightscope.heads.tensors.untrained_parts import (
 )
 from weightscope.model.config.readers import disagreements
 from weightscope.model.model import Model, open_model
+from weightscope.pairs.card.config_fit import config_fit
 from weightscope.pairs.claims.claim import tier_of
 from weightscope.pairs.identity.identity import Identity, identity
 from weightscope.pairs.lineage.lineage import lineage

@@ -229,7 +229,7 @@ Leaf = tuple[str, NamedTensor, np.ndarray | None]  # its values, unless it is re
 def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
     """Every tensor by its label; fused tensors are divided, experts taken apart."""
     tensors = unchecked_tensors(model)
-    rows = [each for each in tensors if not _is_buffer(each)]
+    rows = [each for each in tensors if not is_buffer(each)]
     if problem := next(filter(None, (why_unread(each.tensor) for each in rows)), ""):
         raise CheckpointError(
             f"{problem}; an identity is of all values", file=model.checkpoint.name
@@ -243,7 +243,7 @@ def _leaves(model: Model | TensorsOnly) -> Iterator[Leaf]:
                 yield next(labels), leaf, None if leaf.undone == () else _array(leaf)
 
 
-def _is_buffer(tensor: NamedTensor) -> bool:
+def is_buffer(tensor: NamedTensor) -> bool:
     """Detect what some versions save and others make: rotary frequencies, causal masks."""
     if NO_WEIGHTS.fullmatch(tensor.role):
         return True

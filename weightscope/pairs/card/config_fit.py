@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from weightscope.core.errors import counted
-from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model
-from weightscope.model.rows.names import NamedTensor, Tensors
+from weightscope.model.rows.names import Tensors
+from weightscope.pairs.identity.identity import is_buffer
 from weightscope.report.findings import listed
 
 INNER = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim", "d_ff")  # keys of a width
@@ -43,23 +43,15 @@ def config_fit(model: Model) -> ConfigFit:
 def _by_layer(tensors: Tensors) -> dict[Layer, Held]:
     held = defaultdict[Layer, set[tuple[str, int | None, tuple[int, ...]]]](set)
     for each in tensors:
-        if (
-            each.stack is not None
-            and each.layer is not None
-            and not NO_WEIGHTS.fullmatch(each.role)
-        ):
+        if each.stack is not None and each.layer is not None and not is_buffer(each):
             held[each.stack, each.layer].add((each.role, each.expert, each.shape))
     return {layer: frozenset(roles) for layer, roles in sorted(held.items())}
 
 
 def _unnamed(tensors: Tensors) -> Iterator[str]:
-    names = [each.name for each in tensors if not each.has_role and not _is_buffer(each)]
+    names = [each.name for each in tensors if not each.has_role and not is_buffer(each)]
     if names:
         yield f"no row names {listed(names, NAMED)}"
-
-
-def _is_buffer(tensor: NamedTensor) -> bool:
-    return bool(NO_WEIGHTS.fullmatch(tensor.name) or tensor.tensor.dtype in ("BOOL", "U8"))
 
 
 def _uneven(layers: Mapping[Layer, Held]) -> Iterator[str]:
