@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.plants.derivations import ggml, groups_to_nearest, nf4, q4_k
-from weightscope.pairs.deeds.rounding import CASTS, grid_of, precision
+from weightscope.pairs.deeds.rounding import CASTS, casts_between, grid_of, precision
 
 ROUNDINGS = {
     "4 bits, symmetric": partial(groups_to_nearest, bits=4, group=32),
@@ -58,6 +58,19 @@ def test_zeros_lie_on_no_grid():
 def test_precision_is_the_coarsest_float_that_holds_the_values(values, name):
     assert precision(CASTS[name](values)) == name
     assert precision(values) == "F32"
+
+
+def test_float64_is_rounded_as_pytorch_and_as_numpy_do(values):
+    exact = values * (1 + 1e-9 * np.random.default_rng(1).standard_normal(values.shape))
+    assert exact.dtype == np.float64 and precision(exact) == "F32" and precision(values.astype(np.float64)) == "F32"
+    single = exact.astype(np.float32)
+    for made, name in ((single, "F32"), (CASTS["F16"](single), "F16"), (exact.astype(np.float16), "F16"),
+                       (CASTS["BF16"](single), "BF16")):  # fmt: skip
+        assert name in casts_between(exact, made.astype(np.float64))
+    moved = single.copy()
+    moved[3, 5] += np.spacing(moved[3, 5])
+    assert not casts_between(exact, moved.astype(np.float64))
+    assert not casts_between(single, moved)
 
 
 def test_pruned_or_copied_values_lie_on_no_grid():

@@ -118,6 +118,24 @@ def test_rounded_copies_are_rounded(tmp_path: Path) -> None:
         assert judged(tmp_path / name, llama(), copy).verdict == "rounded", name
 
 
+FROM_FLOAT64 = {"F32": lambda w: w.astype("f4"), "BF16": lambda w: bfloat16(rounded(w.astype("f4"))),
+                "F16": lambda w: w.astype("f4").astype("f2"), "F16 at once": lambda w: w.astype("f2")}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FROM_FLOAT64)
+def test_float64_may_be_rounded(dtype: str, tmp_path: Path) -> None:
+    """Digests are of values rounded by float32, and none is of float32 where float64 is needed."""
+    rng = np.random.default_rng(0)
+    original = {key: w * (1 + 1e-9 * rng.standard_normal(w.shape)) for key, w in llama().items()}
+    copy = {key: FROM_FLOAT64[dtype](w) for key, w in original.items()}
+    by_identity = judged(tmp_path, original, copy)
+    assert by_identity.verdict == ("undecided" if dtype in ("F32", "F16 at once") else "rounded")
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert ws.same(a, b).verdict == ws.same(b, a).verdict == "rounded"
+    moved = {**copy, Q: original[Q] + 1e-3}
+    assert ws.same(a, put(tmp_path / "c", moved)).verdict == "different"
+
+
 TINY, CONSTANT = llama()[Q] * np.float32(1e-9), np.full((64, 64), 1.0001, np.float32)
 NEAR_ONE = (1 + 1e-4 * np.random.default_rng(0).standard_normal(64)).astype(np.float32)
 NOT_SHOWN = {

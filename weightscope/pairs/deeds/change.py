@@ -207,7 +207,7 @@ def _change_of_rows(
     """The change of a few rows: x, y (rows width,)."""
     squares = float(row_squares(x.reshape(-1, width))[0].sum())
     casts = frozenset[tuple[str, str]]()
-    if x.dtype == np.float32:
+    if x.dtype in (np.float32, np.float64):
         for letter, order in (("A", (x, y)), ("B", (y, x))):
             tried = [cast for cast, rounded in likely if rounded == letter]
             casts |= {(cast, letter) for cast in casts_between(*order, tried)}

@@ -70,12 +70,18 @@ def _float8(exponents: int, fractions: int, largest: float) -> Callable[[np.ndar
     return cast
 
 
+def _by_float32(cast: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Round float64 to float32 first, as PyTorch does."""
+    return lambda x: cast(x.astype(np.float32, copy=False))
+
+
 CASTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "BF16": _bfloat16,
-    "F16": _float16,
-    "BF16, cut off": _bfloat16_cut,
-    "F8_E4M3": _float8(4, 3, 448.0),
-    "F8_E5M2": _float8(5, 2, 57344.0),
+    "BF16": _by_float32(_bfloat16),
+    "F16": _by_float32(_float16),
+    "BF16, cut off": _by_float32(_bfloat16_cut),
+    "F8_E4M3": _by_float32(_float8(4, 3, 448.0)),
+    "F8_E5M2": _by_float32(_float8(5, 2, 57344.0)),
+    "F32": _by_float32(np.positive),
 }
 
 
@@ -91,13 +97,18 @@ def casts_between(
     ['F16']
     """
     x, y = x.reshape(-1), y.reshape(-1)
+    names = [name for name in names if name != "F32" or x.dtype == np.float64]
     with np.errstate(all="ignore"):
-        likely = [
-            name for name in names if np.array_equal(CASTS[name](x[:CAST_SAMPLE]), y[:CAST_SAMPLE])
-        ]
-        return frozenset(
-            name for name in likely if len(x) <= CAST_SAMPLE or np.array_equal(CASTS[name](x), y)
-        )
+        likely = [name for name in names if _is_cast(name, x[:CAST_SAMPLE], y[:CAST_SAMPLE])]
+        return frozenset(name for name in likely if len(x) <= CAST_SAMPLE or _is_cast(name, x, y))
+
+
+def _is_cast(name: str, x: np.ndarray, y: np.ndarray) -> bool:
+    """True if a cast makes y of x; NumPy rounds float64 to float16 at once."""
+    if np.array_equal(CASTS[name](x), y):
+        return True
+    is_wide = name == "F16" and x.dtype == np.float64
+    return is_wide and np.array_equal(x.astype(np.float16), y)
 
 
 def shows_rounding(rounded: np.ndarray) -> bool:
