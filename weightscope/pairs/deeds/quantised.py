@@ -40,6 +40,7 @@ from weightscope.pairs.deeds.thresholds import (
     NOT_ZERO,
     OF_LARGEST,
     OUTLIERS,
+    PUSHED,
     SCALES_SEARCHED,
     SEARCHED,
     SHARED,
@@ -86,7 +87,7 @@ def rounded_twice(pair: Pair, *_: object) -> Deed | None:
             with np.errstate(all="ignore"):
                 blocks = (Pair(older, newer).read(start, stop) for _, start, stop in pair.blocks())
                 if all(
-                    x.dtype == np.float32 and np.array_equal(then(CASTS[first](x)), y, True)
+                    x.dtype.kind == "f" and np.array_equal(then(CASTS[first](x)), y, True)
                     for x, y in blocks
                 ):
                     way, detail = f"{first}, then to {newer.dtype}", "each to nearest even"
@@ -456,11 +457,16 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         inside = (off <= half) & (ends <= CLIPPED)
         is_left = ~inside.reshape(-1, width).all(axis=1)
         x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
+        by_rounding, pushed = (
+            np.square(each, where=at, out=np.zeros_like(off)).reshape(-1, width).sum(axis=1)
+            for each, at in ((off, off <= half), (off - half, off > half))
+        )
         if not (
             ratio <= bounds.error
             and step <= bounds.farthest
             and ends.max(initial=0.0) <= BEYOND
             and is_far <= OUTLIERS
+            and (by_rounding >= PUSHED * pushed).all()
             and _resembles(x, y).all()
         ):
             return ""
