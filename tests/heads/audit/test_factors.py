@@ -218,6 +218,28 @@ def test_a_few_heads_do_not_show_what_belongs_together(n_heads: int, kinds: list
     assert [finding.kind for _, finding in _unrelated(model, heads)] == kinds
 
 
+@pytest.mark.parametrize(
+    ("log_of_pair", "spread", "kinds"),
+    [
+        (-1.2, 1.0, ["untrained_layer"]),  # chance reaches it in a narrow layer
+        (-1.2, 1.5, ["swapped_factors"]),
+        (0.3, 1.5, ["mixed_factors"]),
+        (1.6, 1.0, ["untrained_layer"]),
+        (1.6, 1.5, []),
+    ],
+)
+def test_spectra_tell_a_layer_drawn_anew_before_likeness_does(
+    log_of_pair: float, spread: float, kinds: list[str]
+) -> None:
+    likeness = np.ones((3, 6, 4)) * np.exp([[[log_of_pair]], [[5.0]], [[6.0]]]) ** np.array([1, 1, 0, 0])
+    spreads = np.ones((3, 6, 4)) * np.array([[[spread]], [[1.5]], [[1.5]]])
+    arrays = {"factor_likeness": likeness, "factor_spread": spreads, "factor_width": np.ones((3, 1, 4))}
+    arrays["qk_singular_values"] = np.ones((3, 6, 32))
+    heads = SimpleNamespace(arrays=arrays, table=range(18), layers=np.arange(3), n_heads=6)
+    model = SimpleNamespace(family=SimpleNamespace(scores=SimpleNamespace(qk_norm=None)))
+    assert [finding.kind for _, finding in _unrelated(model, heads)] == kinds
+
+
 @pytest.mark.parametrize("layers", [[1], [0, 1]])
 def test_a_transposed_projection_no_longer_belongs_to_its_values(tmp_path: Path, layers: list[int]) -> None:
     """Two layers are too few to show which axis is the stream."""

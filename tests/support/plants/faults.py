@@ -366,7 +366,8 @@ def judged(plant: Plant, made: Made) -> dict[str, int]:
         for index in together:
             of_layer = {key for key in values if key.startswith(model.stem(index)) or len(together) == 1}
             here, before = _warned(findings, index, of_layer), _warned(clean, index)
-            named, warned = named + (fault.kind in here), warned + bool(here - before)
+            named += not here.isdisjoint({fault.kind, f"{fault.kind}_layer"})  # of the model, or of the layer
+            warned += bool(here - before)
     return {"named": named, "warned": warned}
 
 

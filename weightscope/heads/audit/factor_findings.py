@@ -196,7 +196,12 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
     everywhere = known_median(relation) <= -TRAINED  # swapped in most layers
     if not _enough(heads):
         return
-    for i in np.flatnonzero(relation < (SWAPPED if everywhere else UNRELATED)).tolist():
+    limit = SWAPPED if everywhere else UNRELATED
+    for i in np.flatnonzero(np.isfinite(relation)).tolist():
+        is_random = _random(model, heads, i)
+        # W_V and W_O alone are too few to judge by where the others' likeness is as usual
+        if not (relation[i] < limit or (is_random and _spread(model, heads, i).size == 4)):
+            continue
         usual = known_median(np.delete(relation, i))
         if not (everywhere or usual >= TRAINED):
             continue
@@ -205,12 +210,12 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         compared = f"{times:.2g} times as alike as W_Q and W_V, W_K and W_O (elsewhere {usually})"
         kind = mixed_factors
         text = f"W_Q and W_K, W_V and W_O are only {compared}: they do not belong together."
-        if relation[i] < SWAPPED:
-            kind = swapped_factors
-            text = f"W_Q and W_K, W_V and W_O are {compared}: W_K and W_V look swapped."
-        elif _random(model, heads, i):
+        if is_random:  # of any likeness, in a narrow layer
             kind = untrained_layer
             text = f"Its factors have the spectra of random matrices. {text}"
+        elif relation[i] < SWAPPED:
+            kind = swapped_factors
+            text = f"W_Q and W_K, W_V and W_O are {compared}: W_K and W_V look swapped."
         layer, measure = heads.layers[i], "factor_relation"
         yield i, kind(layer=layer, measure=measure, number=times, usual=elsewhere, text=text)
 
