@@ -5,8 +5,9 @@
 For every model_type that a row reads, and of the parts of wrappers: {key: {value as JSON: model_types}}, without nulls,
 and without keys that have no effect on what is computed. "derived" has the keys whose value follows from other keys
 where it is left out, "names" the other names of keys, each with the one that the class stores it under, "unset" the
-keys that the class takes without a default, "unread" those that neither the model's code nor its config's reads, "read"
-those that seem to have no effect and that the code reads all the same, "heads" those that only heads for a task read.
+keys that the class takes without a default, "nulls" those whose null means their default, "unread" those that neither
+the model's code nor its config's reads, "read" those that seem to have no effect and that the code reads all the same,
+"heads" those that only heads for a task read.
 """
 
 import ast
@@ -162,6 +163,14 @@ def derived(make: Any, usual: Mapping[str, Any]) -> set[str]:
     return read_keys
 
 
+def nulls(make: Any, usual: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that mean the default where they are null."""
+    for key in usual:
+        with suppress(Exception):
+            if usual[key] is not None and written(make(**{key: None})) == usual:
+                yield key
+
+
 def made() -> dict[str, Any]:
     """What the file holds."""
     kinds = {kind for row in FAMILIES for kind in row.types}
@@ -192,7 +201,9 @@ def made() -> dict[str, Any]:
                 tables["unset"][key].append(kind)
             if code.is_known and key not in seen and not NO_EFFECT.fullmatch(key) and not BY_PREFIX.match(key):
                 tables["unread"][key].append(kind)
-        for title, keys in (("unset", code.taken - {*usual}), ("read", code.tokens & {*usual})):
+        default = {key for key in nulls(make, usual) if key not in following and not NO_EFFECT.fullmatch(key)}
+        found = {"unset": code.taken - {*usual}, "read": code.tokens & {*usual}, "nulls": default - {"model_type"}}
+        for title, keys in found.items():
             for key in keys:
                 tables[title][key].append(kind)
         for key in (code.of_heads | code.inside_heads) & {*usual}:

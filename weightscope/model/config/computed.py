@@ -470,7 +470,13 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
 
     `chosen` is the part of the config that the row was chosen for, if the section is that part.
     """
-    aliases = tables()["names"].get(kind, {})
+    aliases, nulls = tables()["names"].get(kind, {}), tables()["nulls"]
+    given = {  # a null that means the default is as if left out
+        key: value
+        for key, value in section.items()
+        if value is not None or kind not in nulls.get(key, ())
+    }
+    section = Config(given, section.file)
     raw = {
         aliases.get(key, key): value
         for key, value in section.items()
