@@ -1,7 +1,7 @@
 """Training that a checkpoint shows: changes, what they read and write, words that they raise."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -17,6 +17,7 @@ from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Table, as_json, column
+from weightscope.heads.tensors.measure import BITS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import (
     TensorChanges,
@@ -531,8 +532,9 @@ def tune_of(
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
-    changes = TensorChanges(changes_with_directions(base, tuned, pairs))
-    every = [*zip(entries, changes.changes, strict=True)]
+    found = changes_with_directions(base, tuned, pairs)
+    every = [*not_quantised(base, tuned, [*zip(entries, found, strict=True)])]
+    changes = TensorChanges([change for _, change in every])
     note = tuned.checkpoint.note
     tried = {} if note else deeds_tried(base, tuned, every)
     training = same_function(base, tuned, every, tried) or one_deed(tried, changes.changes)
@@ -713,6 +715,25 @@ def changed_outside(changes: Sequence[Change]) -> str:
         number = f"{len(members)} " if named not in OUTSIDE.values() else ""
         parts.append(f"{number}{named} ({spread})")
     return f"Also changed: {joined(parts, len(parts))}." if parts else ""
+
+
+def not_quantised(
+    base: Readable, tuned: Readable, every: Sequence[tuple[Counterparts, Change]]
+) -> Iterator[tuple[Counterparts, Change]]:
+    """The changes; a guess that a tensor was quantised, tried again where its like were unpacked.
+
+    Most tensors of one pair of dtypes hold equal values then: there was nothing left to round.
+    """
+    alike = Counter(change.dtypes for _, change in every)
+    equal = Counter(change.dtypes for _, change in every if change.kind is What.IDENTICAL)
+    for entry, change in every:
+        is_packed = not {*change.dtypes} <= {*BITS}
+        is_guess = is_packed and change.kind is What.QUANTISED and change.deed.proof is Proof.NONE
+        if is_guess and 2 * equal[change.dtypes] > alike[change.dtypes]:
+            done = explained_deed(compared(base, tuned, entry, 1.0))[0]
+            yield entry, replace(change, deed=done or Deed(What.TUNED))
+        else:
+            yield entry, change
 
 
 def deeds_tried(
