@@ -1,11 +1,14 @@
-"""The long run, from the command line: `python -m tests.properties N [SEED [SOURCE ...]]`."""
+"""The long run, from the command line: `python -m tests.properties N [SEED [SOURCE ...]]`.
+
+N cases of each source and group: a change of its values, its config, its gauge, or how it is written.
+"""
 
 import sys
 from collections import Counter
 
 from hypothesis import given, seed
 
-from tests.properties.cases import GROUPS, SOURCES, Case, cases, drawn
+from tests.properties.cases import CHANGES, GROUPS, SOURCES, Case, cases, drawn, places_of
 from tests.properties.characters import kinds, swept
 from tests.properties.relations import FAILS, Outcome, counted, outcomes
 
@@ -22,12 +25,9 @@ def main() -> None:
 
 
 def sweep(n: int, drawn_by: int, sources: tuple[str, ...]) -> list[tuple[Case, Outcome]]:
-    """Outcomes of n cases; none stops the run."""
+    """Outcomes of n cases of each source and group; none stops the run."""
     found: list[tuple[Case, Outcome]] = []
 
-    @seed(drawn_by)
-    @drawn(n)
-    @given(cases(sources))
     def run(case: Case) -> None:
         each_outcome = [*outcomes(case)]
         found.extend((case, each) for each in each_outcome)
@@ -35,7 +35,10 @@ def sweep(n: int, drawn_by: int, sources: tuple[str, ...]) -> list[tuple[Case, O
         for each in failed:
             print(f"{each.name} {each.said}\n    {case!r},", flush=True)
 
-    run()
+    for source in sources:
+        for group in GROUPS:
+            if any(places_of(source, group, change) for change in CHANGES[group]):
+                seed(drawn_by)(drawn(n)(given(cases((source,), (group,)))(run)))()
     return found
 
 

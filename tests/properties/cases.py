@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 
-from tests.properties.originals import PLAIN, SOURCES, WIDE, Writing, original, roles, rounded
+from tests.properties.originals import PLAIN, SOURCES, WIDE, Writing, between, original, roles, rounded
 from tests.properties.wide import gauges_of, in_another_gauge
 from tests.support.config_edits import edited, edits, leaves
 from tests.support.plants.destroyed import DESTROYED
@@ -62,6 +62,7 @@ BREAKS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "one value": _one_value,
     "not a number": _not_a_number,
 }
+OF_SCALARS = {"negated", "one added", "scaled", "one value"}  # changes that need no rows
 EXCHANGED = "exchanged"
 
 
@@ -130,7 +131,7 @@ def places_of(source: str, group: str, change: str) -> Sequence[tuple[str, ...]]
     if group == BROKEN:
         floats = [name for name, w in sound.tensors.items() if w.dtype.kind == "f" and w.size]
         if change != EXCHANGED:
-            return [(name,) for name in floats]
+            return [(name,) for name in floats if sound.tensors[name].ndim or change in OF_SCALARS]
         shapes = {name: sound.tensors[name].shape for name in floats}
         return [(x, y) for x in floats for y in floats if x < y and shapes[x] == shapes[y]]
     needs = FACTORS[change].needs if change in FACTORS else ("up", "down", "norm.mlp")
@@ -138,6 +139,7 @@ def places_of(source: str, group: str, change: str) -> Sequence[tuple[str, ...]]
         (stack or "", str(layer))
         for (stack, layer), present in roles(source).items()
         if layer is not None and {*needs} <= {*present} and _is_plain(present)
+        if {"q", "v"}.isdisjoint(needs) or not between(source, layer)
     ]
 
 

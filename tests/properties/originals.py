@@ -17,11 +17,12 @@ from tests.support.files import bfloat16, encode
 from tests.support.tiny_models import FIXTURES as OF_ROWS
 from tests.support.tiny_models import NAMES
 from weightscope.checkpoint.opening import open_checkpoint
-from weightscope.model.model import open_tensors
+from weightscope.model.model import Model, open_tensors
 
 PACKINGS = Path(__file__).parents[1] / "fixtures"
 OF_IDENTITY = ("llama", "llama4", "shards", "mlx", "meta", "model.gguf")  # containers of one model
-PACKED = sorted(str(file.parent.relative_to(PACKINGS)) for file in PACKINGS.glob("*/*/config.json"))
+SHIFTED = "mlx/shifted"  # stores gains from one on, as no plain file of its model_type does
+PACKED = sorted({str(file.parent.relative_to(PACKINGS)) for file in PACKINGS.glob("*/*/config.json")} - {SHIFTED})
 WIDE = tuple(f"wide/{name}" for name in wide.NAMES)
 SOURCES = (
     *NAMES,
@@ -91,6 +92,19 @@ def roles(source: str) -> dict[tuple[str | None, int | None], dict[str, str]]:
         for tensor in open_tensors(plain or write(Path(folder) / "a", sound.config, sound.tensors)).tensors:
             found.setdefault((tensor.stack, tensor.layer), {})[tensor.role] = tensor.name
     return found
+
+
+@lru_cache(None)
+def between(source: str, index: int) -> bool:
+    """True if a layer has steps of attention without tensors that a factor of its projections moves."""
+    sound = original(source)
+    with TemporaryDirectory() as folder:
+        model = open_tensors(sound.stored or write(Path(folder) / "a", sound.config, sound.tensors))
+        if not isinstance(model, Model) or index not in model.attention_layers:
+            return False
+        layer = model.layer(index)
+        steps = (layer.clip, layer.v_norm, layer.gathered_norm, model.family.scores.qk_norm)
+        return any(step is not None for step in steps)
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Arrays, writing: Writing = PLAIN) -> Path:

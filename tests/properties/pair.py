@@ -54,6 +54,11 @@ class Pair:
         return asked(ws.same, self.b, self.a)
 
     @cached_property
+    def has_heads(self) -> bool:
+        """The original is a model; some packed fixtures are a tensor without a model_type."""
+        return isinstance(open_tensors(self.a), ws.Model)
+
+    @cached_property
     def is_read(self) -> bool:
         """The copy's config says how its heads are read."""
         return isinstance(open_tensors(self.b), ws.Model)

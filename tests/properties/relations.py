@@ -51,6 +51,12 @@ def ids_equal(pair: Pair) -> bool:
     return a.wsid == b.wsid
 
 
+def same_labels(pair: Pair) -> bool:
+    """Both configs give tensors the same roles; a tensor without one counts by its name."""
+    a, b = pair.ids
+    return pair.is_read and a.tensors.keys() == b.tensors.keys()
+
+
 def only_values(pair: Pair) -> bool:
     """Nothing but tensors decides: configs, tokenizers and other files do not differ."""
     return not (pair.same.settings.deciding or pair.same.settings.unknown or pair.same.companions.deciding)
@@ -116,7 +122,7 @@ def _by_identity_agrees(pair: Pair) -> bool | None:
 RELATIONS = (
     # Nothing but the container, dtype, shards, order or prefix
     Relation("same: same values", (KEPT,), lambda p: p.same.verdict in VALUES),
-    Relation("id: equal", (KEPT, CONFIG), lambda p: ids_equal(p) if p.is_read else None),
+    Relation("id: equal", (KEPT, CONFIG), lambda p: ids_equal(p) if same_labels(p) else None),
     Relation("compare: no change", (KEPT,), lambda p: p.compare.largest_change() == 0),
     Relation("compare: config as before", (KEPT,), lambda p: not first_sentence(p.compare.settings)),
     Relation("lineage: same values", (KEPT,), _is_same_kind, LINEAGE),
@@ -203,6 +209,8 @@ def outcomes(case: Case, relations: Iterable[Relation] = RELATIONS) -> Iterator[
                     yield Outcome("verdict", verdict.name, verdict.of(pair))
                 except NoAnswerError:
                     yield Outcome("verdict", verdict.name, "refused")
+                except Exception:
+                    yield Outcome("verdict", verdict.name, "raised")
 
 
 def _is_asked(case: Case, command: str) -> bool:
@@ -213,7 +221,9 @@ def _held(relation: Relation, pair: Pair) -> str:
     try:
         held = relation.holds(pair)
     except NoAnswerError as refused:
-        return f"{FAILS}: {refused}" if pair.case.group == KEPT else "refused"
+        return f"{FAILS}: {refused}" if pair.case.group == KEPT and pair.has_heads else "refused"
+    except Exception as error:  # a traceback is a fault, and does not stop the run
+        return f"{FAILS}: {type(error).__name__}: {error}"
     return {True: "holds", False: FAILS, None: "says nothing"}[held]
 
 

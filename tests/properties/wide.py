@@ -38,6 +38,8 @@ def wide(name: str) -> Weights:
     more = {"head_dim": HEAD_DIM, "num_key_value_heads": groups, "n_positions": POSITIONS, "intermediate_size": INNER,
             "max_position_embeddings": POSITIONS, "n_inner": INNER}  # fmt: skip
     config |= {key: size for key, size in more.items() if key in config}
+    if (None, "final_norm.w") in small.parts:  # no file has a head of its own
+        config["tie_word_embeddings"] = True
     shapes: dict[str, tuple[int, ...]] = {
         "q.w": (WIDTH, HEADS * HEAD_DIM), "o.w": (HEADS * HEAD_DIM, WIDTH), "gate.w": (WIDTH, INNER),
         **dict.fromkeys(("k.w", "v.w"), (WIDTH, groups * HEAD_DIM)), "up.w": (WIDTH, INNER), "down.w": (INNER, WIDTH),
@@ -89,8 +91,9 @@ def gauges_of(name: str) -> Sequence[tuple[str, ...]]:
     """The gauges that a model allows, alone and two, one after the other."""
     traits = wide(name).traits()
     allowed = [gauge for gauge in GAUGES if DERIVATIONS[gauge].needs <= traits]
-    if (None, "final_norm.w") not in wide(name).parts:  # its outputs are the stream
-        allowed.remove("stream permuted")
+    head = (None, "unembedding") in wide(name).parts or wide(name).config.get("tie_word_embeddings", False)
+    if not head or (None, "final_norm.w") not in wide(name).parts:  # its outputs are the stream
+        allowed = [gauge for gauge in allowed if not gauge.startswith("stream")]
     return [*((gauge,) for gauge in allowed), *permutations(allowed, 2)]
 
 
