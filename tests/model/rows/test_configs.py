@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.cases import CASES
 from tests.support.tiny_models import EACH_MECHANISM, FIXTURES, NAMES, centred, fixture
+from weightscope.model.config.effects import FILE
 from weightscope.model.model import Model
 from weightscope.model.rows.table import FAMILIES
 
@@ -319,3 +320,9 @@ def test_size_is_read_under_the_name_that_the_code_reads(tmp_path: Path) -> None
     only = {"rms_norm_eps": "absent", "layer_norm_eps": 0.5}
     with pytest.raises(ws.CheckpointError, match=r"'layer_norm_eps' is 0.5, but llama reads 'rms_norm_eps', which is"):
         ws.open_model(rewritten(tmp_path, "llama", **only))
+
+
+@pytest.mark.census
+def test_table_of_defaults_is_of_all_rows_and_this_transformers() -> None:
+    make = pytest.importorskip("tests.model.rows.make_config_defaults", reason="it asks transformers")
+    assert json.loads(json.dumps(make.made())) == json.loads(FILE.read_text())
