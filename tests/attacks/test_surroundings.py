@@ -126,6 +126,10 @@ def test_files_that_change_while_they_are_read() -> None:
 # Commands, two of which write one place at once, and the file that tells whose result is there.
 AT_ONCE = {
     "audit SOURCE --out OUT": "heads.csv",
+    "atlas LIST --out OUT": "checkpoints.csv",
+    "compare embedded SOURCE --out OUT": "trajectory.csv",
+    "id SOURCE --out OUT/x.id.json": "x.id.json",
+    "card SOURCE --out OUT/README.md": "README.md",
 }
 
 

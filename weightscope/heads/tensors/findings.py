@@ -545,6 +545,8 @@ def _folded(model: Model, index: int, tensor: Tensor) -> bool:
     heads, qk_norm = family.heads, family.scores.qk_norm
     before = (family.norms.before, family.memory and family.memory.norm)
     norms = [norm.module for norm in before if norm]
+    if name.endswith("_scale"):  # of activations
+        return False
     if qk_norm and not name.endswith("bias"):  # what it adds is in no head's numbers
         norms += [qk_norm.query, qk_norm.key]
     modules = {*heads.projections[:3], *heads.others, *norms} - {heads.out, ""}
