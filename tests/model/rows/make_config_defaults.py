@@ -164,10 +164,21 @@ def derived(make: Any, usual: Mapping[str, Any]) -> set[str]:
 
 
 def nulls(make: Any, usual: Mapping[str, Any]) -> Iterator[str]:
-    """The keys that mean the default where they are null."""
+    """The keys that mean the default where they are null, whatever is on or off and however large the model is."""
+    switches: list[dict[str, Any]] = [{key: not value} for key, value in usual.items() if isinstance(value, bool)]
+    sizes = ((key, times) for meaning, times in LARGER.items() for key in KEYS[meaning])
+    switches += [{key: times * usual[key]} for key, times in sizes if type(usual.get(key)) is int]
     for key in usual:
         with suppress(Exception):
-            if usual[key] is not None and written(make(**{key: None})) == usual:
+            if (
+                usual[key] is not None
+                and written(make(**{key: None})) == usual
+                and all(
+                    written(make(**{**switch, key: None})) == written(make(**switch))
+                    for switch in switches
+                    if key not in switch
+                )
+            ):
                 yield key
 
 
