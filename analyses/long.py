@@ -1,7 +1,7 @@
 """Run all that takes hours, in pieces: `make long BOOKS=folder GPT2=folder ...`, or `python -m analyses.long --list`.
 
-The census (every model type, planted deed and converter), every drawing whose code has changed since it was kept, the
-oldest dependencies, and the other versions of Python at hand. Killed and begun again it goes on where it was: a piece
+The census (every model type, planted deed and converter), properties of verdicts on every source of tests, every drawing
+whose code has changed since it was kept, the oldest dependencies, and the other versions of Python at hand. Killed and begun again it goes on where it was: a piece
 is done if it ended under the same code, and of the census each test. `out/long/pieces.csv` has the time of each.
 """
 
@@ -24,6 +24,7 @@ from weightscope.core.tables import Table, column
 OUT = ROOT / "out" / "long"
 ENDED = OUT / "pieces.csv"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+CASES = "4"  # of each source and group
 ALL_PASSED = (0, 5)  # pytest's status; 5 without a test left
 TESTS = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
 
@@ -48,9 +49,11 @@ class Done(NamedTuple):
 
 
 def pieces(options: list[str], code: str) -> Iterator[Piece]:
-    """All pieces, the census first."""
+    """All pieces, tests first."""
     passed = OUT / f"passed-{code}.txt"
     yield Piece("census", (*TESTS, "-p", "tests.support.resumed", "-m", "census"), (("RESUMED", str(passed)),))
+    seed = str(int(code[:4], 16))  # other cases for other code
+    yield Piece("properties", (sys.executable, "-m", "tests.properties", CASES, seed))
     given = {option.removeprefix("--"): Path() for option in options[::2]}
     for drawing in DRAWINGS:
         folder = DRAWN / drawing.folder
