@@ -1,8 +1,9 @@
 """Run all that takes hours, in pieces: `make long BOOKS=folder GPT2=folder ...`, or `python -m analyses.long --list`.
 
-The census (every model type, planted deed and converter), properties of verdicts on every source of tests, every drawing
-whose code has changed since it was kept, the oldest dependencies, and the other versions of Python at hand. Killed and begun again it goes on where it was: a piece
-is done if it ended under the same code, and of the census each test. `out/long/pieces.csv` has the time of each.
+The census (every model type, planted deed and converter), properties of verdicts on every source of tests, every
+drawing whose code has changed since it was kept, the oldest dependencies, and the other versions of Python at hand.
+Killed and begun again it goes on where it was: a piece is done if it ended under the same code, and of the census each
+test. `out/long/pieces.csv` has the time of each.
 """
 
 import os
