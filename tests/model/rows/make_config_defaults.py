@@ -168,7 +168,7 @@ def nulls(make: Any, usual: Mapping[str, Any]) -> Iterator[str]:
     switches: list[dict[str, Any]] = [{key: not value} for key, value in usual.items() if isinstance(value, bool)]
     sizes = ((key, times) for meaning, times in LARGER.items() for key in KEYS[meaning])
     switches += [{key: times * usual[key]} for key, times in sizes if type(usual.get(key)) is int]
-    for key in usual:
+    for key in {*usual} - {"tie_word_embeddings"}:  # a null unties in transformers 4
         with suppress(Exception):
             if (
                 usual[key] is not None
