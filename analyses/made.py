@@ -3,7 +3,7 @@
     python -m analyses.made FOLDER MODULE [ARGUMENT ...]
 
 writes made.json into FOLDER: date, commit, the modules of this repository that were imported, and a digest of what they
-say. Comments, docstrings and line breaks do not count; rows (TOML) next to a module do.
+say. Comments, docstrings and line breaks do not count; rows, tables of facts and weights next to a module do.
 """
 
 import ast
@@ -25,6 +25,7 @@ from weightscope.core.tables import Table, column
 
 ROOT = Path(__file__).parents[1]
 CODE = ("weightscope", "analyses", "benchmarks", "tests")
+FACTS = {".json", ".npz", ".safetensors", ".toml"}  # what a module may read next to it
 RECORD = "made.json"
 KEPT = ROOT / "figures" / "MADE.csv"
 Row = TypeVar("Row", bound=tuple[Any, ...])
@@ -62,11 +63,11 @@ def by_folder(modules: Iterable[Path]) -> str:
 
 
 def files_of(modules: str) -> Iterator[Path]:
-    """The files of modules in one line, and the rows next to them."""
+    """The files of modules in one line, and the facts next to them."""
     for each in modules.split():
         folder, _, stems = each.partition(":")
         yield from (ROOT / folder / f"{stem}.py" for stem in stems.split(","))
-        yield from sorted((ROOT / folder).glob("*.toml"))
+        yield from sorted(path for path in (ROOT / folder).glob("*") if path.suffix in FACTS)
 
 
 @cache

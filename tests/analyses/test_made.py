@@ -42,10 +42,11 @@ def test_a_change_of_code_is_seen(text: str | None, is_stale: bool, house: Path)
     assert record.is_stale is is_stale
 
 
-def test_a_change_of_rows_is_seen(house: Path) -> None:
+@pytest.mark.parametrize("facts", ["rows.toml", "defaults.json"])
+def test_a_change_of_rows_is_seen(facts: str, house: Path) -> None:
     record = made.Made.now("folder", [house])
     made.digest_of.cache_clear(), made.said_by.cache_clear()
-    (house.parent / "rows.toml").write_text("a = 2\n")
+    (house.parent / facts).write_text("a = 2\n")
     assert record.is_stale
 
 
