@@ -17,7 +17,7 @@ OPTIONS = $(call option,MODEL,model) $(foreach model,$(MODELS),--model "$(model)
 	$(call option,OUT,out) $(call option,DEVICE,device) $(SIZES)
 DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT2,gpt2) $(call option,VIT,vit) \
 	$(call option,MPNET,mpnet) $(call option,QWEN,qwen) $(call option,GEMMA,gemma) \
-	$(call option,LLAMA,llama) $(call option,ANTIBERTY,antiberty) $(call option,ONLY,only)
+	$(call option,LLAMA,llama) $(call option,ONLY,only)
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
@@ -83,7 +83,7 @@ docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the
 docs-text: $(VENV)/.installed-dev  ## outputs, tables and pictures in README and docs/, refreshed (a minute)
 	$(BIN)/python -m docs.text
 
-figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
+figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
 
 # Killed and begun again, it goes on where it was. LIST=1 says what is left; it takes the inputs of figures.

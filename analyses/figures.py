@@ -139,7 +139,7 @@ DRAWINGS = (
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(
         "planted-faults",
-        f"analyses.experiments.planted_faults tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f"analyses.experiments.planted_faults tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}}"
         f" {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
     ),
     Drawing(
@@ -176,7 +176,7 @@ DRAWINGS = (
     Drawing(
         "atlas-losses",
         f"analyses.experiments.atlas_losses --tiny {{llama}}/.. --model {{gpt2}} --model {{mpnet}} --model {{vit}}"
-        f" --model {MINILM} --model {SMOLLM2} --model {{qwen}} --model {{gemma}} --model {{antiberty}}",
+        f" --model {MINILM} --model {SMOLLM2} --model {{qwen}} --model {{gemma}}",
         ("gguf",),
     ),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
@@ -196,7 +196,7 @@ DRAWINGS = (
     Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",
-        f"analyses.experiments.planted_directions tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f"analyses.experiments.planted_directions tests/fixtures/two-layers {{gpt2}} {MINILM} {{mpnet}}"
         f" {{vit}} {SMOLLM2} {{gemma}}",
     ),
     Drawing(
@@ -217,7 +217,6 @@ DRAWINGS = (
 @click.option("--qwen", type=EXISTING, help="Qwen2.5-Coder-0.5B-Instruct as GGUF.")
 @click.option("--gemma", type=EXISTING, help="Gemma 3 270M as GGUF.")
 @click.option("--llama", type=EXISTING, help="llama-0 of analyses.toys.train_lineage, a small Llama trained on books.")
-@click.option("--antiberty", type=EXISTING, help="AntiBERTy, as a folder of safetensors.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
 @click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")
 @click.option("--stale", is_flag=True, help="Draw nothing; list folders whose code has changed since.")

@@ -24,7 +24,7 @@ RECIPES = {
     "sink-bias": ["MODEL", "MODELS", "TEXT", "OUT", "DEVICE"],
     "sink-mechanisms": ["MODEL", "TEXT", "OUT", "DEVICE", "TOWER", "IMAGES"],
     "sink-toys": ["OUT"],
-    "figures": ["BOOKS", "STSB", "GPT2", "VIT", "MPNET", "QWEN", "GEMMA", "ANTIBERTY", "ONLY"],
+    "figures": ["BOOKS", "STSB", "GPT2", "VIT", "MPNET", "QWEN", "GEMMA", "ONLY"],
 }
 EVERY = {name for names in RECIPES.values() for name in names}
 
