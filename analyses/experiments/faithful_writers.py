@@ -150,7 +150,10 @@ def peft_merges(source: Source, work: Path) -> Iterator[Made]:
         kind = type(source.model)
         kind.from_pretrained(source.folder, dtype=DTYPES[base]).save_pretrained(work / "base")
         settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)
-        model = peft.get_peft_model(kind.from_pretrained(work / "base", dtype=DTYPES[base]), settings)
+        try:
+            model = peft.get_peft_model(kind.from_pretrained(work / "base", dtype=DTYPES[base]), settings)
+        except ValueError:  # in mixtures PEFT takes gate and up only together, whatever they belong to
+            continue
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.1)
