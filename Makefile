@@ -87,7 +87,7 @@ figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: 
 	$(BIN)/python -m analyses.figures $(DRAWINGS)
 
 # Killed and begun again, it goes on where it was. LIST=1 says what is left; it takes the inputs of figures.
-long: $(VENV)/.installed-long  ## census, figures that are out of date, oldest packages, other Pythons: LIST=1 (many hours)
+long: $(VENV)/.installed-long  ## census, properties, figures that are out of date, oldest packages, other Pythons: LIST=1 (many hours)
 	$(BIN)/python -m analyses.long $(if $(LIST),--list) $(DRAWINGS)
 
 bench: $(VENV)/.installed-dev  ## AUROC, audits and how they grow, with a lower bound for each (nine minutes)

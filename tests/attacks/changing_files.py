@@ -60,13 +60,13 @@ def run(seconds: float, seed: int, commands: Sequence[str] = COMMANDS) -> Counte
         model, text = folder / "model", folder / "text.txt"
         shutil.copytree(SMALL, model)
         text.write_text("the cat sat on the mat. " * 20_000)
-        other, kept_id, listing = folder / "other", folder / "a.id.json", folder / "list.txt"
-        shutil.copytree(SMALL, other)
+        scaled, kept_id, listing = folder / "scaled", folder / "a.id.json", folder / "list.txt"
+        shutil.copytree(SMALL, scaled)
         tensors = load_file(SMALL / "model.safetensors")
-        save_file({name: 1.01 * w for name, w in tensors.items()}, other / "model.safetensors")
+        save_file({name: 1.01 * w for name, w in tensors.items()}, scaled / "model.safetensors")
         kept_id.write_text(json.dumps(ws.identity(SMALL).as_json()))
-        listing.write_text(f"{model}\n{other}\n")
-        spoilt = (*model.iterdir(), *other.iterdir(), text, kept_id)
+        listing.write_text(f"{model}\n{scaled}\n")
+        spoilt = (*model.iterdir(), *scaled.iterdir(), text, kept_id)
         contents = {path: path.read_bytes() for path in spoilt if path.is_file()}
         thread = Thread(target=spoil, args=(contents, random.Random(seed + 1), stop))
         thread.start()
@@ -75,7 +75,7 @@ def run(seconds: float, seed: int, commands: Sequence[str] = COMMANDS) -> Counte
             while time.monotonic() < until:
                 words = rng.choice(commands)
                 places = {"MODEL": model, "TEXT": text, "KEPT": folder / "kept", "OUT": folder / str(outcomes.total())}
-                places |= {"OTHER": other, "A.id.json": kept_id, "LIST": listing, "ATLAS": folder / "atlas"}
+                places |= {"OTHER": scaled, "A.id.json": kept_id, "LIST": listing, "ATLAS": folder / "atlas"}
                 for ending in (".npz", ".id.json", ".md", ".json"):
                     places[f"OUT{ending}"] = folder / f"{outcomes.total()}{ending}"
                 done = CliRunner().invoke(main, [str(places.get(word, word)) for word in words.split()])

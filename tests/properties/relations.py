@@ -97,8 +97,8 @@ def _card_says(pair: Pair) -> bool:
 def _card_is_as_before(pair: Pair) -> bool | None:
     if pair.case.writing.prefix:
         return None  # names are looked at, too
-    others = {"original", "lineage"} | ({"readers"} if pair.a.suffix == ".gguf" else set())  # of other containers
-    mine = {item: state for item, state in pair.items.items() if item not in others}
+    left_out = {"original", "lineage"} | ({"readers"} if pair.a.suffix == ".gguf" else set())  # of other containers
+    mine = {item: state for item, state in pair.items.items() if item not in left_out}
     return all(pair.items_of_a[item] == state for item, state in mine.items())
 
 

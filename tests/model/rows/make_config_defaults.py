@@ -213,8 +213,8 @@ def made() -> dict[str, Any]:
             if code.is_known and key not in seen and not NO_EFFECT.fullmatch(key) and not BY_PREFIX.match(key):
                 tables["unread"][key].append(kind)
         default = {key for key in nulls(make, usual) if key not in following and not NO_EFFECT.fullmatch(key)}
-        found = {"unset": code.taken - {*usual}, "read": code.tokens & {*usual}, "nulls": default - {"model_type"}}
-        for title, keys in found.items():
+        by_title = {"unset": code.taken - {*usual}, "read": code.tokens & {*usual}, "nulls": default - {"model_type"}}
+        for title, keys in by_title.items():
             for key in keys:
                 tables[title][key].append(kind)
         for key in (code.of_heads | code.inside_heads) & {*usual}:
