@@ -35,24 +35,24 @@ def stack(count: int, like: Weights) -> Weights:
 
 
 def behind(prefix: str, layers: int = 8) -> Callable[[Weights], Weights]:
-    return lambda own: {f"{prefix}{name}": w for name, w in stack(layers, own).items()}
+    return lambda real: {f"{prefix}{name}": w for name, w in stack(layers, real).items()}
 
 
-def further_layers(own: Weights) -> Weights:
-    new = stack(11, own)
+def further_layers(real: Weights) -> Weights:
+    new = stack(11, real)
     return {name: w for name, w in new.items() if any(f".layers.{i}." in name for i in range(LAYERS, 11))}
 
 
 def ending(words: str) -> Callable[[Weights], Weights]:
     """Each matrix, and three copies of it."""
-    return lambda own: {f"{name}{words}{i}": w for i in range(3) for name, w in drawn(8 + i, own).items()}
+    return lambda real: {f"{name}{words}{i}": w for i in range(3) for name, w in drawn(8 + i, real).items()}
 
 
 def within(words: str) -> Callable[[Weights], Weights]:
     """Three copies of each matrix of attention one module deeper."""
-    return lambda own: {
+    return lambda real: {
         name.replace("self_attn.", f"self_attn.{words}{i}."): w
-        for i in range(8) for name, w in drawn(8 + i, own).items() if "self_attn." in name
+        for i in range(8) for name, w in drawn(8 + i, real).items() if "self_attn." in name
     }  # fmt: skip
 
 
@@ -62,10 +62,10 @@ DECOYS: dict[str, Callable[[Weights], Weights]] = {
     "an average": behind("ema."),
     "the same words twice": behind("model."),
     "a model in the model": behind("model.model."),
-    "without the model's prefix": lambda own: {n.removeprefix("model."): w for n, w in stack(8, own).items()},
+    "without the model's prefix": lambda real: {n.removeprefix("model."): w for n, w in stack(8, real).items()},
     "a teacher": behind("teacher.language_model."),
-    "as many layers, three times": lambda own: {
-        f"copy{i}.{name}": w for i in range(3) for name, w in drawn(9 + i, own).items()},
+    "as many layers, three times": lambda real: {
+        f"copy{i}.{name}": w for i in range(3) for name, w in drawn(9 + i, real).items()},
     "further layers": further_layers,
     "backups": ending(".backup"),
     "within": within("original"),
@@ -73,7 +73,7 @@ DECOYS: dict[str, Callable[[Weights], Weights]] = {
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, dict[str, object]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, dict[str, object]]:
     folder = write(tmp_path_factory.mktemp("own"), OWN)
     weights = drawn(0, load_file_as_float32(folder))
     return weights, json.loads((folder / "config.json").read_text())
@@ -93,8 +93,8 @@ def saved(folder: Path, weights: Weights, config: dict[str, object]) -> Path:
 
 @pytest.mark.check
 @pytest.mark.parametrize("decoy", DECOYS)
-def test_decoys_are_not_read_for_the_model(decoy: str, own: tuple[Weights, dict[str, object]], tmp_path: Path) -> None:
-    weights, config = own
+def test_decoys_are_not_read_for_the_model(decoy: str, real: tuple[Weights, dict[str, object]], tmp_path: Path) -> None:
+    weights, config = real
     more = DECOYS[decoy](weights)
     assert len(more) >= 70
     plain = saved(tmp_path / "plain", weights, config)
@@ -114,10 +114,10 @@ def test_decoys_are_not_read_for_the_model(decoy: str, own: tuple[Weights, dict[
 @pytest.mark.census
 @pytest.mark.parametrize("decoy", DECOYS)
 def test_model_that_only_the_decoys_hold_is_another(
-    decoy: str, own: tuple[Weights, dict[str, object]], tmp_path: Path
+    decoy: str, real: tuple[Weights, dict[str, object]], tmp_path: Path
 ) -> None:
     """The model's own tensors are drawn anew, and the decoys have the values of the original's."""
-    weights, config = own
+    weights, config = real
     more = DECOYS[decoy](weights)
     names = dict(zip(more, weights, strict=False))
     hidden = {name: weights[names[name]] if name in names and w.shape == weights[names[name]].shape else w

@@ -13,11 +13,11 @@ SHARING = {"albert": ([0], 2), "albert_two_groups": ([0, 2], 3)}  # layers with 
 
 @pytest.mark.parametrize("name", SHARING)
 def test_they_are_measured_once_and_are_no_copies(name: str) -> None:
-    own, places = SHARING[name]
+    distinct, places = SHARING[name]
     model = fixture(name).model
-    assert list(model.own_layers) == own and len(model.attention_layers) == places
+    assert list(model.own_layers) == distinct and len(model.attention_layers) == places
     audit = ws.audit(model, directions=0, all_tensors=True)
-    assert [*dict.fromkeys(audit.heads["layer"].tolist())] == own
+    assert [*dict.fromkeys(audit.heads["layer"].tolist())] == distinct
     assert not {"duplicate_heads", "alike_heads", "duplicate_layers"} & {finding.kind for finding in audit.findings}
     assert any("share one set of weights" in note for note in audit.notes)
     assert all(np.array_equal(model.layer(1).heads[h].w_q, model.layer(0).heads[h].w_q) for h in range(4))
@@ -31,19 +31,19 @@ def test_a_later_place_is_audited_where_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("name", SHARING)
 def test_no_head_is_linked_to_itself(name: str) -> None:
-    own, _ = SHARING[name]
+    distinct, _ = SHARING[name]
     circuits = ws.circuits(fixture(name).model)
-    assert circuits.wiring.layers.tolist() == own
-    assert np.isfinite(circuits.wiring.pk["k"]).any() == (len(own) > 1)
+    assert circuits.wiring.layers.tolist() == distinct
+    assert np.isfinite(circuits.wiring.pk["k"]).any() == (len(distinct) > 1)
     assert any("share one set of weights" in caveat for caveat in circuits.caveats)
 
 
 @pytest.mark.parametrize("name", SHARING)
 def test_a_comparison_counts_them_once(name: str, tmp_path: Path) -> None:
-    own, _ = SHARING[name]
+    distinct, _ = SHARING[name]
     model = fixture(name).model
     comparison = ws.compare(model, model)
-    assert [*dict.fromkeys(comparison.heads["layer"].tolist())] == own
+    assert [*dict.fromkeys(comparison.heads["layer"].tolist())] == distinct
 
 
 def test_other_models_share_no_layers() -> None:

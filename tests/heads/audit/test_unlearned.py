@@ -56,8 +56,8 @@ def test_any_law_is_told_beside_gains_that_moved(law: str, seed: int, tmp_path: 
     for name, w in weights.items():
         if w.ndim == 1:
             weights[name] = (name.endswith("weight") + 0.1 * rng.standard_normal(w.shape)).astype(np.float32)
-    (found,) = untrained_in(write_checkpoint(tmp_path / "m", weights))
-    assert found.severity == "warning" and len(found.members) > 2
+    (warned,) = untrained_in(write_checkpoint(tmp_path / "m", weights))
+    assert warned.severity == "warning" and len(warned.members) > 2
 
 
 @pytest.mark.parametrize("law", ["normal", "orthogonal", "heavy-tailed"])
@@ -77,8 +77,8 @@ def test_a_model_of_which_less_than_half_was_loaded_is_told(loaded: int, tmp_pat
     folder.mkdir()
     save_file(kept, folder / "model.safetensors")
     (folder / "config.json").write_bytes((shared("gpt2-attention") / "config.json").read_bytes())
-    (found,) = untrained_in(folder)
-    assert [member.layer for member in found.members] == [*range(loaded, 12)]
+    (warned,) = untrained_in(folder)
+    assert [member.layer for member in warned.members] == [*range(loaded, 12)]
 
 
 def test_no_trained_layer_is_like_its_entries_shuffled() -> None:
@@ -112,6 +112,6 @@ def test_so_is_a_matrix_of_the_feed_forward_network(tmp_path: Path) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
     save_file(weights | {name: weights[name] * np.float32(3000)}, tmp_path / "model.safetensors")
     audit = ws.audit(tmp_path, directions=0, all_tensors=True)
-    (found,) = [finding for finding in audit.findings if finding.kind == "out_of_scale"]
-    assert [member.name for member in found.members] == [name]
+    (warned,) = [finding for finding in audit.findings if finding.kind == "out_of_scale"]
+    assert [member.name for member in warned.members] == [name]
     assert "out_of_scale" not in ws.audit(TWO_LAYERS, directions=0, all_tensors=True).findings.kinds

@@ -20,7 +20,7 @@ def gpt2() -> ws.Model:
 
 
 @pytest.fixture(scope="module")
-def found(gpt2: ws.Model) -> Wiring:
+def links(gpt2: ws.Model) -> Wiring:
     return wiring(gpt2)
 
 
@@ -29,21 +29,21 @@ def strongest(scores: np.ndarray, n: int) -> list[tuple[int, ...]]:
     return [tuple(int(i) for i in np.unravel_index(index, scores.shape)) for index in order]
 
 
-def test_the_heads_whose_keys_read_most_of_4_11_are_the_five_strongest_induction_heads(found: Wiring) -> None:
-    assert strongest(found.pk["k"][4, 11], 5) == INDUCTION
-    values = [found.pk["k"][4, 11, m, b] for m, b in INDUCTION]
+def test_the_heads_whose_keys_read_most_of_4_11_are_the_five_strongest_induction_heads(links: Wiring) -> None:
+    assert strongest(links.pk["k"][4, 11], 5) == INDUCTION
+    values = [links.pk["k"][4, 11, m, b] for m, b in INDUCTION]
     assert values == pytest.approx([39.1, 38.1, 34.3, 30.6, 30.2], abs=0.05)  # measured elsewhere in float64
 
 
-def test_the_strongest_edges_are_those_measured_elsewhere(found: Wiring) -> None:
-    assert strongest(found.pk["q"], 2) == [(4, 7, 5, 6), (4, 11, 5, 6)]
-    assert strongest(found.pk["v"], 3) == [(3, 10, 4, 7), (4, 7, 5, 2), (8, 10, 9, 3)]
-    assert found.pk["v"][3, 10, 4, 7] == pytest.approx(22.1, abs=0.05)
-    assert strongest(found.cs["v"], 1) == [(1, 10, 11, 8)]
-    assert found.cs["v"][1, 10, 11, 8] == pytest.approx(0.289, abs=5e-4)
+def test_the_strongest_edges_are_those_measured_elsewhere(links: Wiring) -> None:
+    assert strongest(links.pk["q"], 2) == [(4, 7, 5, 6), (4, 11, 5, 6)]
+    assert strongest(links.pk["v"], 3) == [(3, 10, 4, 7), (4, 7, 5, 2), (8, 10, 9, 3)]
+    assert links.pk["v"][3, 10, 4, 7] == pytest.approx(22.1, abs=0.05)
+    assert strongest(links.cs["v"], 1) == [(1, 10, 11, 8)]
+    assert links.cs["v"][1, 10, 11, 8] == pytest.approx(0.289, abs=5e-4)
 
 
-def test_all_pairs_against_float64(gpt2: ws.Model, found: Wiring) -> None:
+def test_all_pairs_against_float64(gpt2: ws.Model, links: Wiring) -> None:
     """Bases by LAPACK's QR, the composition from W_O W_X between the factors' triangles: no turn, no shares."""
     layers = [gpt2.layer(i) for i in range(12)]
     written, of_vo = [], []
@@ -66,17 +66,17 @@ def test_all_pairs_against_float64(gpt2: ws.Model, found: Wiring) -> None:
                 pk = (between**2).sum(axis=(2, 3))
                 composed = np.linalg.norm(of_vo[i][:, None] @ between @ core, axis=(2, 3))
                 sizes = np.linalg.norm(of_vo[i], axis=(1, 2))[:, None] * np.linalg.norm(core, axis=(1, 2))
-                np.testing.assert_allclose(found.pk[kind][i, :, m], pk, rtol=2e-5)
-                np.testing.assert_allclose(found.cs[kind][i, :, m], composed / sizes, rtol=2e-5)
+                np.testing.assert_allclose(links.pk[kind][i, :, m], pk, rtol=2e-5)
+                np.testing.assert_allclose(links.cs[kind][i, :, m], composed / sizes, rtol=2e-5)
 
 
-def test_some_pairs_against_matrices_of_d_by_d(gpt2: ws.Model, found: Wiring) -> None:
+def test_some_pairs_against_matrices_of_d_by_d(gpt2: ws.Model, links: Wiring) -> None:
     for (i, a), (j, b) in (((4, 11), (5, 1)), ((1, 10), (11, 8)), ((0, 0), (1, 0))):
         for kind, dense in dense_scores(gpt2.layer(i).head(a), gpt2.layer(j).head(b)).items():
-            assert (found.pk[kind][i, a, j, b], found.cs[kind][i, a, j, b]) == pytest.approx(dense, rel=1e-4)
+            assert (links.pk[kind][i, a, j, b], links.cs[kind][i, a, j, b]) == pytest.approx(dense, rel=1e-4)
 
 
-def test_what_heads_write_is_centred_and_what_that_changes(gpt2: ws.Model, found: Wiring) -> None:
+def test_what_heads_write_is_centred_and_what_that_changes(gpt2: ws.Model, links: Wiring) -> None:
     """PK with W_O as stored, over PK with W_O centred, of all pairs."""
     layers = [gpt2.layer(i) for i in range(12)]
     stored = [np.linalg.qr(np.swapaxes(layer.w_o, 1, 2).astype(np.float64))[0] for layer in layers]  # (12, 768, 64)
@@ -87,6 +87,6 @@ def test_what_heads_write_is_centred_and_what_that_changes(gpt2: ws.Model, found
             for i in range(m):
                 between = (np.swapaxes(stored[i], 1, 2).reshape(-1, 768) @ read).reshape(12, 64, 12, 64)
                 pk = (between**2).sum(axis=(1, 3))
-                changes.append(np.abs(pk / found.pk[kind][i, :, m] - 1))
+                changes.append(np.abs(pk / links.pk[kind][i, :, m] - 1))
     assert np.mean(changes) == pytest.approx(7e-4, rel=0.05)
     assert np.max(changes) == pytest.approx(0.022, rel=0.05)

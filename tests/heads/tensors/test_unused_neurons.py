@@ -54,9 +54,9 @@ def test_what_is_planted_in_neurons_is_found(plant: Callable[[Weights], tuple[st
     kind, places = plant(weights)
     (tmp_path / "m").mkdir()
     model = saved_gpt2(tmp_path / "m", weights)
-    (found,) = findings_of(model)
-    assert found.kind == kind and list(found.items) == places
-    assert found.layer == (None if kind == "outlying_channels" else 1)
+    (finding,) = findings_of(model)
+    assert finding.kind == kind and list(finding.items) == places
+    assert finding.layer == (None if kind == "outlying_channels" else 1)
 
 
 def saved_gpt2(folder: Path, weights: Weights) -> ws.Model:
@@ -136,5 +136,5 @@ def test_equal_neurons_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyP
 
 def test_a_router_of_many_equal_rows_takes_no_square_of_memory() -> None:
     """A hundred thousand experts of width 2 are 800 kB; their distances would be 80 GB."""
-    (found,) = _routers({0: np.ones((100_000, 2), np.float32)})
-    assert found.kind == "router_rows" and found.number == 99_999
+    (finding,) = _routers({0: np.ones((100_000, 2), np.float32)})
+    assert finding.kind == "router_rows" and finding.number == 99_999

@@ -47,30 +47,30 @@ def parsed(path: Path) -> ast.Module:
 @lru_cache(None)
 def words(tree: ast.AST) -> set[str]:
     """Every name that code uses, attributes and strings among them, docstrings and declared fields left out."""
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     fields = {id(node.target) for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)}
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.Name | ast.arg) and id(node) not in fields:
-            found.add(node.id if isinstance(node, ast.Name) else node.arg)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
-            found.add(node.value)
-    return found
+            names.add(node.id if isinstance(node, ast.Name) else node.arg)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            names.add(node.value)
+    return names
 
 
 @lru_cache(None)
 def config_reads(tree: ast.AST) -> set[str]:
     """The keys that code reads of something called config."""
-    found = set()
+    keys = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and "config" in ast.unparse(node.value):
-            found.add(node.attr)
+            keys.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and node.args[1:]:
             key = getattr(node.args[1], "value", "")
-            found |= {str(key)} if "config" in ast.unparse(node.args[0]) else set()
-    return found
+            keys |= {str(key)} if "config" in ast.unparse(node.args[0]) else set()
+    return keys
 
 
 @lru_cache(None)
@@ -84,12 +84,12 @@ def read_by_all() -> set[str]:
 def modules_of(make: Any) -> set[Path]:
     """The modules of a config's models: its folder's modules, and the modules they take classes from."""
     folder = Path(inspect.getfile(make)).parent
-    found = {*folder.glob("modeling_*.py")}
-    for path in [*found]:
+    modules = {*folder.glob("modeling_*.py")}
+    for path in [*modules]:
         froms = (node for node in parsed(path).body if isinstance(node, ast.ImportFrom) and node.level == 2)
         places = [folder.parent.joinpath(*(node.module or "").split(".")).with_suffix(".py") for node in froms]
-        found |= {place for place in places if place.name.startswith("modeling_") and place.exists()}
-    return found
+        modules |= {place for place in places if place.name.startswith("modeling_") and place.exists()}
+    return modules
 
 
 class Code:

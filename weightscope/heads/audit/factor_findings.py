@@ -199,8 +199,8 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
     limit = SWAPPED if everywhere else UNRELATED
     for i in np.flatnonzero(np.isfinite(relation)).tolist():
         is_random = _random(model, heads, i)
-        # W_V and W_O alone are too few to judge by where the others' likeness is as usual
-        if not (relation[i] < limit or (is_random and _spread(model, heads, i).size == 4)):
+        # where q/k-norms leave W_V and W_O alone, these are too few to judge by
+        if not (relation[i] < limit or (is_random and model.family.scores.qk_norm is None)):
             continue
         usual = known_median(np.delete(relation, i))
         if not (everywhere or usual >= TRAINED):

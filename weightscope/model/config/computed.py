@@ -314,7 +314,7 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
 
 
 def _score(value: Any) -> Any:
-    """How experts are scored, by a GGUF file's number."""
+    """The function that scores experts, by a GGUF file's number."""
     return GATES.get(value, value) if isinstance(value, int) else value
 
 

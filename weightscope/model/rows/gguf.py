@@ -346,7 +346,7 @@ def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 
 def indexed_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """The same, and which layers choose keys themselves; the others see those chosen before."""
+    """Keys of latents, and of layers that choose keys; the others see what was chosen before."""
     values = latent_config(keys, names)
     if isinstance(chooses := keys.inside("own").get(INDEXERS), list):
         values["indexer_types"] = ["full" if each else "shared" for each in chooses]

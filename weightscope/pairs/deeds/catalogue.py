@@ -119,7 +119,7 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
     views: list[View] = []
     for most in (FIRST_LOOK, LARGEST_WHOLE):
         if views and prod(shape) > LARGEST_WHOLE:
-            break  # of which the same rows and columns would be seen again
+            break  # the same rows and columns would be seen again
         views = views_of(pair, most)
         done = _proved(views, sizes)
         if done is None and is_unlike:

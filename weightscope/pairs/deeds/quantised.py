@@ -1,7 +1,9 @@
 """One tensor as the other rounded in other ways than one cast, or quantised by a writer."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from math import prod
 
 import numpy as np
@@ -437,6 +439,23 @@ def _leans(sums: np.ndarray, most: float) -> bool:
     )
 
 
+def mostly_unpacked(dtypes: Sequence[tuple[str, str]], equal: Sequence[bool]) -> list[int]:
+    """Places of floats and packed values where most such pairs hold equal values.
+
+    These were unpacked, so that there was nothing left to round: what differs was changed.
+    """
+    pairs, same = Counter(dtypes), Counter(compress(dtypes, equal))
+    unpacked = {(a, b) for a, b in pairs if (a in BITS) != (b in BITS)}
+    return [i for i, pair in enumerate(dtypes) if pair in unpacked and 2 * same[pair] > pairs[pair]]
+
+
+def _made_up_for(off: np.ndarray, half: np.ndarray) -> bool:
+    """True if errors within cells make up for those beyond, in each row: distances (n, width)."""
+    within, beyond = np.where(off <= half, off, 0.0), np.maximum(off - half, 0.0)
+    by_rounding, pushed = (np.square(each).sum(axis=1) for each in (within, beyond))
+    return bool((by_rounding >= PUSHED * pushed).all())
+
+
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     """The distance of values from their originals, in words; empty where they are too far."""
     worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
@@ -457,16 +476,13 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         inside = (off <= half) & (ends <= CLIPPED)
         is_left = ~inside.reshape(-1, width).all(axis=1)
         x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
-        by_rounding, pushed = (
-            np.square(each, where=at, out=np.zeros_like(off)).reshape(-1, width).sum(axis=1)
-            for each, at in ((off, off <= half), (off - half, off > half))
-        )
+        steps = [each.reshape(-1, width)[is_left] for each in (off, half)]
         if not (
             ratio <= bounds.error
             and step <= bounds.farthest
             and ends.max(initial=0.0) <= BEYOND
             and is_far <= OUTLIERS
-            and (by_rounding >= PUSHED * pushed).all()
+            and _made_up_for(*steps)
             and _resembles(x, y).all()
         ):
             return ""

@@ -207,7 +207,7 @@ class View:
 
     @property
     def sparing(self) -> "View":
-        """The same, for deeds that give most values that changed."""
+        """This view, for deeds that give most values that changed."""
         view = copy(self)
         view.others = np.zeros(self.y.values.shape, bool)
         return view

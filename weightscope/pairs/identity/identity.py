@@ -60,7 +60,7 @@ class Stored(NamedTuple):
     role: str
     layer: int | None
     expert: int | None
-    bits: float  # bits a value, with scales that are stored beside it
+    bits: float  # bits a value, with the scales stored for it
     shows: bool = True  # its dtype or its values show that it was rounded, if it was
 
 

@@ -16,7 +16,7 @@ from weightscope.pairs.identity.wsid import BF16
 
 SUMS = 16
 WIDTH = 1024  # values that share the sign of their row
-GROUP = 4 * WIDTH  # values of which the first WIDTH are a row
+GROUP = 4 * WIDTH  # values; the first WIDTH are a row
 AT_ONCE = 16  # rows that are summed together
 UNIT = 1000  # sums are kept in thousandths of the norm
 

@@ -17,7 +17,6 @@ from weightscope.core.files import REPORT
 from weightscope.core.progress import bar, progress_shown
 from weightscope.core.results import Result, ShowsShapes
 from weightscope.core.tables import Table, as_json, column
-from weightscope.heads.tensors.measure import BITS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
 from weightscope.pairs.changes.all_tensors import (
     TensorChanges,
@@ -29,6 +28,7 @@ from weightscope.pairs.changes.counterparts import Counterparts, counterparts
 from weightscope.pairs.deeds.catalogue import exceeds_rounding
 from weightscope.pairs.deeds.change import UNKNOWN_SIZE, Change
 from weightscope.pairs.deeds.deed import Deed, Proof, What, sentence
+from weightscope.pairs.deeds.quantised import mostly_unpacked
 from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.pairs.learned.spaces import Shared, SpaceOverlap, overlap, shared_directions
 from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
@@ -532,8 +532,8 @@ def tune_of(
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
     pairs = [pair for entry in entries if (pair := entry.pair())]
-    found = changes_with_directions(base, tuned, pairs)
-    every = [*not_quantised(base, tuned, [*zip(entries, found, strict=True)])]
+    measured = changes_with_directions(base, tuned, pairs)
+    every = [*not_quantised(base, tuned, [*zip(entries, measured, strict=True)])]
     changes = TensorChanges([change for _, change in every])
     note = tuned.checkpoint.note
     tried = {} if note else deeds_tried(base, tuned, every)
@@ -720,16 +720,13 @@ def changed_outside(changes: Sequence[Change]) -> str:
 def not_quantised(
     base: Readable, tuned: Readable, every: Sequence[tuple[Counterparts, Change]]
 ) -> Iterator[tuple[Counterparts, Change]]:
-    """The changes; a guess that a tensor was quantised, tried again where its like were unpacked.
-
-    Most tensors of one pair of dtypes hold equal values then: there was nothing left to round.
-    """
-    alike = Counter(change.dtypes for _, change in every)
-    equal = Counter(change.dtypes for _, change in every if change.kind is What.IDENTICAL)
-    for entry, change in every:
-        is_packed = not {*change.dtypes} <= {*BITS}
-        is_guess = is_packed and change.kind is What.QUANTISED and change.deed.proof is Proof.NONE
-        if is_guess and 2 * equal[change.dtypes] > alike[change.dtypes]:
+    """The changes; what looks quantised among unpacked tensors is asked for another deed."""
+    dtypes = [change.dtypes for _, change in every]
+    equal = [change.kind is What.IDENTICAL for _, change in every]
+    unpacked = {*mostly_unpacked(dtypes, equal)}
+    for i, (entry, change) in enumerate(every):
+        is_guess = change.kind is What.QUANTISED and change.deed.proof is Proof.NONE
+        if is_guess and i in unpacked:
             done = explained_deed(compared(base, tuned, entry, 1.0))[0]
             yield entry, replace(change, deed=done or Deed(What.TUNED))
         else:

@@ -52,7 +52,7 @@ def write_lineage_page(files: Files, lineage: Lineage) -> None:
 
 
 def heading(lineage: Lineage) -> str:
-    """The verdict as the heading of the page; `lead` begins with most of them."""
+    """The verdict as the heading of the page; `lead` often begins with the same words."""
     name = printable(lineage.suspect.name)
     if lineage.verdict == "undecided":
         return f"Where {name} comes from is undecided"

@@ -102,8 +102,8 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     if x is None or y is None:
         done = Deed(What.OTHER_DIGEST, detail="values that are not finite")
         return _judged(a, b, label, DIFFERENT, done, float("nan"))
-    held = {side.tensors[label].exact[0] for side in (a, b)}
-    alike = all(a.tensors[label].sha256[k] == b.tensors[label].sha256[k] for k in ROUNDINGS)
+    finest = {side.tensors[label].exact[0] for side in (a, b)}
+    same_digests = all(a.tensors[label].sha256[k] == b.tensors[label].sha256[k] for k in ROUNDINGS)
     fine, coarse = ({*side.tensors[label].exact} & {*ROUNDINGS} for side in (a, b))
     places = (side.stored.get(label) for side in (a, b))
     bits = min((place.bits for place in places if place), default=HALF)
@@ -115,10 +115,10 @@ def _by_sketch(a: Identity, b: Identity, label: str) -> Judged:
     if bits < HALF and distance <= nearest:
         done = Deed(What.CONSISTENT, "quantised", f"{away}, at {bits:.3g} bits a value")
         return _judged(a, b, label, UNDECIDED, done, distance)
-    # float64 is rounded to float16 at once, or by float32, of which digests are
-    at_once = held == {"f64", "f16"} and distance <= TWICE
-    if at_once or (held == {"f64", "f32"} and alike):
-        done = Deed(What.CONSISTENT, f"rounded to {min(held).upper()}", away)
+    # float64 is rounded to float16 at once, or by way of float32, which digests show
+    at_once = finest == {"f64", "f16"} and distance <= TWICE
+    if at_once or (finest == {"f64", "f32"} and same_digests):
+        done = Deed(What.CONSISTENT, f"rounded to {min(finest).upper()}", away)
         return _judged(a, b, label, UNDECIDED, done, distance)
     # gains that count from one lose other digits as they are read than as they are rounded
     may_be_rounded = coarse == {*ROUNDINGS} or ("norm" in label and bits <= HALF)

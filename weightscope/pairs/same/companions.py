@@ -86,7 +86,7 @@ def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Compan
 def _differences(
     x: "_Place", y: "_Place"
 ) -> tuple[list[FileDifference], list[FileDifference], tuple[TensorsOnly, TensorsOnly] | None]:
-    """What decides and differs, what does not decide, and the further modules."""
+    """Differences that decide, differences that do not, and the further modules."""
     decides, named = [*_code(x, y)], [*_named(x, y)]
     of_a, of_b = x.modules, y.modules
     if not of_a or not of_b:

@@ -1,6 +1,5 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved."""
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -11,7 +10,7 @@ import numpy as np
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
-from weightscope.heads.tensors.measure import BITS, why_unread
+from weightscope.heads.tensors.measure import why_unread
 from weightscope.model.rows.names import NamedTensor
 from weightscope.pairs.deeds.blocks import casts_in_order, deed_of_cast
 from weightscope.pairs.deeds.catalogue import UNEXPLAINED, deed_of, last_words
@@ -26,7 +25,7 @@ from weightscope.pairs.deeds.change import (
 from weightscope.pairs.deeds.deed import UNTOUCHED, Deed, Proof, Sees, What, deed, find, sentence
 from weightscope.pairs.deeds.mixers import laid_out_otherwise
 from weightscope.pairs.deeds.pair import Pair, Part, first_rows_of
-from weightscope.pairs.deeds.quantised import in_cells
+from weightscope.pairs.deeds.quantised import in_cells, mostly_unpacked
 from weightscope.pairs.deeds.views import LARGEST_WHOLE, Sizes, error_of, tolerance_of
 from weightscope.pairs.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.pairs.same.stored import equal_bytes, is_copy
@@ -195,21 +194,11 @@ def few_compensated(judged: Sequence[Judged]) -> list[int]:
 
 
 def few_quantised(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[int]:
-    """Tensors that pass for quantised where most that are packed alike hold the floats' values.
-
-    Who unpacked these had nothing left to round: the others were changed.
-    """
-    kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for i, each in enumerate(parts):
-        kind = each.tensors.a.dtype, each.tensors.b.dtype
-        if len({*kind} & {*BITS}) == len({*kind} - {*BITS}) == 1:
-            kinds[kind].append(i)
-    result = []
-    for places in kinds.values():
-        few = [i for i in places if judged[i].verdict == QUANTISED]
-        equal = sum(judged[i].verdict == SAME_VALUES for i in places)
-        result += few if 2 * equal > len(places) else []
-    return result
+    """Tensors that pass for quantised where most that are packed alike hold the floats' values."""
+    dtypes = [(each.tensors.a.dtype, each.tensors.b.dtype) for each in parts]
+    equal = [each.verdict == SAME_VALUES for each in judged]
+    unpacked = mostly_unpacked(dtypes, equal)
+    return [i for i in unpacked if judged[i].verdict == QUANTISED]
 
 
 def shown_ways(judged: Sequence[Judged]) -> set[tuple[What, str, str]]:

@@ -72,7 +72,7 @@ def write_same_page(files: Files, same: Same) -> None:
 
 
 def heading(same: Same) -> str:
-    """The verdict as the heading of the page; `lead` begins with most of them."""
+    """The verdict as the heading of the page; `lead` often begins with the same words."""
     a, b = printable(same.name_a), printable(same.name_b)
     if same.verdict == DIFFERENT:
         return f"{b} is not {a}"
