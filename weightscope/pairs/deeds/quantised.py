@@ -283,9 +283,9 @@ def _by_sums(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
 
 def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
     """Values in the cells of a scale and an offset that were rounded once codes were found."""
-    ends, kind = newer.ends(), newer.dtype
+    ends, packing = newer.ends(), newer.dtype
     scales = [part.dtype for part in newer.parts if part.dtype in FRACTION]
-    if ends is None or not scales or not kind.startswith(SCALES_ROUNDED):
+    if ends is None or not scales or not packing.startswith(SCALES_ROUNDED):
         return None
     levels, unit = ends[2], max(map(_half_unit, scales))
 
@@ -299,7 +299,8 @@ def _by_scales(older: Tensor, newer: Tensor, _: Change) -> Deed | None:
 
     is_proved = _in_wider_cells(older, newer, unit, factors)
     detail = "every value in its cell, up to the rounding of its scale"
-    return Deed(What.QUANTISED, detail=detail, dtype=kind, proof=Proof.BOUND) if is_proved else None
+    done = Deed(What.QUANTISED, detail=detail, dtype=packing, proof=Proof.BOUND)
+    return done if is_proved else None
 
 
 def _has_zero_point(grids: Grids, levels: int | tuple[float, ...]) -> bool:
@@ -326,21 +327,21 @@ def _in_wider_cells(
 
 def _by_error(older: Tensor, newer: Tensor, change: Change) -> Deed | None:
     """Values as a search for scales or codes leaves them, in types whose writers search."""
-    kind = newer.dtype
-    if kind in CODEBOOKS:
-        usual = CODEBOOKS[kind]
+    packing = newer.dtype
+    if packing in CODEBOOKS:
+        usual = CODEBOOKS[packing]
         if change.change > USUAL * usual or not _resembles_both_ways(older, newer):
             return None
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual:.2f}"
-        return Deed(What.SEARCHED, detail=detail, dtype=kind, proof=Proof.BOUND)
-    if kind in WITH_IMPORTANCE and is_searched(older, newer):
-        return Deed(What.SEARCHED, detail=BY_IMPORTANCE, dtype=kind, proof=Proof.GRID)
-    if kind in WITH_IMPORTANCE or kind.startswith(PERHAPS_TUNED):
+        return Deed(What.SEARCHED, detail=detail, dtype=packing, proof=Proof.BOUND)
+    if packing in WITH_IMPORTANCE and is_searched(older, newer):
+        return Deed(What.SEARCHED, detail=BY_IMPORTANCE, dtype=packing, proof=Proof.GRID)
+    if packing in WITH_IMPORTANCE or packing.startswith(PERHAPS_TUNED):
         perhaps = _bounded(What.PERHAPS_SEARCHED, older, newer, SEARCHED)
         return perhaps and replace(perhaps, proof=Proof.NONE)
-    if kind in WITH_SCALES_SEARCHED:
+    if packing in WITH_SCALES_SEARCHED:
         return _bounded(What.SEARCHED, older, newer, SCALES_SEARCHED)
-    is_tuned = kind.startswith(WITH_CODES_TUNED)
+    is_tuned = packing.startswith(WITH_CODES_TUNED)
     return _bounded(What.SEARCHED, older, newer, SEARCHED) if is_tuned else None
 
 
