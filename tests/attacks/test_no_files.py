@@ -1,14 +1,17 @@
 """What is no file that can be read, given to each option that takes a file: one line, and nothing is waited for."""
 
+import errno
 import os
 import shutil
 import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import is_one_line, run
@@ -40,6 +43,11 @@ OPTIONS: dict[str, Callable[[str], list[str]]] = {
     "list.txt": lambda name: ["audit", name, "--out", "out"],
     "B": lambda name: ["compare", "embedded", name, "--out", "out"],
     "x.wsf": lambda name: ["lineage", "embedded", name, "--out", "out"],
+    "x.id.json": lambda name: ["same", name, "embedded"],
+    "CLAIM": lambda name: ["verify", name, "embedded", "embedded"],
+    "--key": lambda name: ["verify", "claim.json", "embedded", "embedded", "--key", name],
+    "--sign-key": lambda name: ["id", "embedded", "--out", "x.id.json", "--sign-key", name],
+    "atlas list": lambda name: ["atlas", name, "--out", "atlas"],
     "LIST": lambda name: ["reference", name, "--out", "reference.npz"],
     "config.json": lambda name: ["inspect", "."],
     "model.safetensors": lambda name: ["inspect", "."],
@@ -149,6 +157,38 @@ def test_a_read_that_fails_is_one_line(tmp_path: Path) -> None:
             file.read()
         with pytest.raises(CheckpointError, match=r"^x: cannot be read \(Is a directory\)$"):
             file.read(3)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("reads", [0, 1, 3, 10, 30])
+@pytest.mark.parametrize("command", [
+    "id {a} --out out/x.id.json", "card {a} --base {b} --out out/README.md", "same {a} {b}",
+    "learned {a} {b} --out out/r", "lineage {b} {a} --attest out/claim.json", "compare {a} {b} --all --out out/r",
+    "rank {a} --for peft --out out/ranks.json", "audit {a} --all --out out/r",
+    "fingerprint {a} --out out/x.wsf",
+])  # fmt: skip
+def test_a_disk_that_breaks_is_one_line(command: str, reads: int, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that cannot be read any more: what was to be written is not there."""
+    for name, factor in (("a", 1.0), ("b", 1.01)):
+        shutil.copytree(SMALL, here / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        weights = load_file(SMALL / "model.safetensors")
+        save_file({key: factor * w for key, w in weights.items()}, here / name / "model.safetensors")
+    (here / "out").mkdir()
+    left, read = [reads], os.preadv
+
+    def broken(*args: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(*args)
+
+    monkeypatch.setattr(os, "preadv", broken)
+    result = run(*command.format(a="a", b="b").split())
+    if left[0] >= 0:
+        pytest.skip(f"{command} needs {reads - left[0]} reads")
+    assert is_one_line(result) and "Input/output error" in result.stderr, f"{result.output} {result.exception!r}"
+    written = [path for path in (here / "out").rglob("*") if path.is_file() and HIDDEN not in path.parts]
+    assert not written
 
 
 def test_a_file_of_proc_is_refused() -> None:
