@@ -177,6 +177,45 @@ def test_pickled_weights_of_a_module_are_not_passed_over(pair: tuple[Path, Path]
     assert ws.same(*pair).verdict == "same bytes"
 
 
+def test_weights_of_a_module_pickled_on_one_side_are_not_called_dropped(pair: tuple[Path, Path]) -> None:
+    (pair[1] / "2_Dense" / "model.safetensors").unlink()
+    (pair[1] / "2_Dense" / "pytorch_model.bin").write_bytes(b"one")
+    for a, b in (pair, pair[::-1]):
+        same = ws.same(a, b)
+        assert same.verdict == "undecided"
+        assert not same.differing
+
+
+def names_own_code(folder: Path) -> None:
+    """The transformer is a class of code next to the weights, as in jina-embeddings-v3."""
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0]["type"] = "custom_st.Transformer"
+    write_json(folder / "modules.json", listed)
+    (folder / "custom_st.py").write_text("from .layers_st import Own\nclass Transformer: pass\n")
+    (folder / "layers_st.py").write_text("class Own: pass\n")
+
+
+@pytest.mark.parametrize("name", ["custom_st.py", "layers_st.py"])
+def test_code_behind_modules_that_differs_leaves_the_verdict_undecided(name: str, pair: tuple[Path, Path]) -> None:
+    for folder in pair:
+        names_own_code(folder)
+    assert ws.same(*pair).verdict == "same bytes"
+    (pair[1] / name).write_text("class Own: x = 1\n")
+    for a, b in (pair, pair[::-1]):
+        same = ws.same(a, b)
+        assert same.verdict == "undecided"
+        assert f"{name} differs" in same.lead
+        assert "code behind modules.json" in same.lead
+
+
+def test_own_class_of_a_module_is_not_the_library_class_of_its_name(pair: tuple[Path, Path]) -> None:
+    names_own_code(pair[1])
+    for a, b in (pair, pair[::-1]):
+        same = ws.same(a, b)
+        assert same.verdict == "undecided"
+        assert "custom_st.Transformer" in same.lead
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("generation_config.json", '{"max_length": 5}'), ("chat_template.jinja", "no")]
 )

@@ -6,7 +6,7 @@ modules. GGUF files and adapters stand alone.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -24,6 +24,7 @@ from weightscope.core.errors import CheckpointError, one_line
 from weightscope.model.model import Model, TensorsOnly
 
 TEMPLATE = "chat_template.jinja"
+LIBRARY = "sentence_transformers."  # where modules are that need no code of their own
 CODE = "auto_map"  # the key of a config that names classes of code next to it
 # not `\s*`, whose time grows with the square of the number of empty lines
 IMPORTED = re.compile(
@@ -67,10 +68,25 @@ class Companions(NamedTuple):
 
 
 class _SentenceModule(NamedTuple):
-    """A module of sentence-transformers."""
+    """A module of sentence-transformers, or of code next to the weights."""
 
-    kind: str
+    type: str
     path: str
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.type.rpartition(".")[2]
+
+    @property
+    def is_own(self) -> bool:
+        """True if its class is in code next to the weights, as of jina-embeddings-v3."""
+        return "." in self.type and not self.type.startswith(LIBRARY)
+
+    @property
+    def label(self) -> str:
+        """The class, with its file if that is next to the weights."""
+        return self.type if self.is_own else self.kind
 
 
 def compare_companions(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Companions:
@@ -98,16 +114,19 @@ def _differences(
                 )
             )
         return decides, named, None
-    kinds = [[module.kind for module in modules] for modules in (of_a, of_b)]
-    if kinds[0] != kinds[1]:
-        decides.append(
-            FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B")
-        )
+    labels = [[module.label for module in modules] for modules in (of_a, of_b)]
+    if labels[0] != labels[1]:
+        named_by = [", ".join(each) for each in labels]
+        decides.append(FileDifference(MODULES, f"names {named_by[0]} in A, {named_by[1]} in B"))
         return decides, named, None
+    seen = {difference.file for difference in decides}
+    own = {module.type: module.type for module in of_a if module.is_own}
+    decides += [each for each in _code_behind(MODULES, own, x, y) if each.file not in seen]
     decides += _settings(x, y)
     decides += _others(x, y)
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
-    return decides, named, (x.tensors, y.tensors) if is_here else None
+    unread = {*x.pickled, *y.pickled}
+    return decides, named, (x.tensors(unread), y.tensors(unread)) if is_here else None
 
 
 def _unread(x: "_Place", y: "_Place") -> Iterator[FileDifference]:
@@ -190,25 +209,38 @@ class _Place:
         entries = listed if isinstance(listed, list) else []
         modules = [entry for entry in entries if isinstance(entry, dict)][:MOST_MODULES]
         return tuple(
-            _SentenceModule(str(entry.get("type")).rpartition(".")[2], str(entry.get("path") or ""))
+            _SentenceModule(str(entry.get("type")), str(entry.get("path") or ""))
             for entry in modules
         )
 
     def inner(self) -> Iterator[tuple[str, str]]:
         """Name (such as 1_Pooling) and folder of each module but the transformer."""
-        for index, (kind, path) in enumerate(self.modules):
+        for index, module in enumerate(self.modules):
+            kind, path = module.kind, module.path
             place = PurePosixPath(path)
             is_inner = ".." not in place.parts and not place.is_absolute()
             if kind != "Transformer" and path and is_inner and len(path) <= LONGEST_PATH:
                 yield f"{index}_{kind}", path
 
     @property
-    def tensors(self) -> TensorsOnly:
-        """The tensors of all modules but the transformer, those in safetensors on this machine."""
+    def pickled(self) -> Iterator[str]:
+        """Names of modules whose weights are on this machine, and not in safetensors."""
+        for called, path in self.inner():
+            name, is_here, _ = _digest(self, path)
+            if is_here and name != LONE:
+                yield called
+
+    def tensors(self, unread: Collection[str]) -> TensorsOnly:
+        """The tensors of all modules but the transformer, those in safetensors on this machine.
+
+        `unread`: names of modules of which one side has no such file to compare.
+        """
         tensors: dict[str, StoredTensor] = {}
         files = []
         for called, path in self.inner():
-            if not isinstance(self.where, Path) or not (self.where / path / LONE).is_file():
+            if not isinstance(self.where, Path) or called in unread:
+                continue
+            if not (self.where / path / LONE).is_file():
                 continue
             file = LocalFile(self.where / path / LONE)
             files.append(file)
@@ -250,16 +282,21 @@ def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
             f"{CODE} in config.json", f"{how}, and the code that it names was not read"
         )
         return
-    sides = [_code_of(place, maps[0]) for place in (x, y)]
+    yield from _code_behind(CODE, maps[0], x, y)
+
+
+def _code_behind(key: str, classes: object, x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """Files of code that differ, of those behind the classes that a key or a file names."""
+    sides = [_code_of(place, classes) for place in (x, y)]
     for name in sorted({*sides[0], *sides[1]}):
         if sides[0].get(name) != sides[1].get(name):
             yield FileDifference(
-                name, f"differs{_only(sides[0].get(name), sides[1].get(name))}: code behind {CODE}"
+                name, f"differs{_only(sides[0].get(name), sides[1].get(name))}: code behind {key}"
             )
 
 
 def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
-    """Text of each file of code that `auto_map` names, and of those that these import."""
+    """Text of each file of code that names of classes lead to, and of those that these import."""
     named = classes.values() if isinstance(classes, Mapping) else ()
     flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
     left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
