@@ -15,7 +15,7 @@ from tests.support.cases import LLAMA, TEXT, Case, case_of
 from tests.support.config_edits import edited, edits, leaves
 from tests.support.slow import one_in
 from weightscope.core.errors import CheckpointError
-from weightscope.model.config.effects import COMPUTATION, NONE
+from weightscope.model.config.effects import COMPUTATION, NONE, UNKNOWN, Reader, effect_of
 from weightscope.model.model import open_tensors
 from weightscope.pairs.same.config_and_tokens import compare_settings
 
@@ -122,6 +122,18 @@ def moved(before: list[np.ndarray], after: list[np.ndarray]) -> bool:
     if not all(np.isfinite(size).all() for size in sizes):
         raise ValueError("not finite")
     return any(change > 64 * np.finfo(np.float32).eps * (1 + size) for change, size in sizes)
+
+
+@pytest.mark.parametrize("key", ["pad_token_id", "eos_token_id", "mask_token_id", "text_config.pad_token_id"])
+def test_effect_of_a_token_is_not_known_where_no_row_and_no_class_is(key: str) -> None:
+    """Longformer and LayoutLMv3 count positions from their padding."""
+    place = key.rpartition(".")[0]
+    assert effect_of(key, frozenset(), {place: Reader("longformer")}) == UNKNOWN
+    assert effect_of(key, frozenset({"hidden_size"}), {place: Reader("of a row")}) == NONE
+
+
+def test_padding_of_a_known_class_without_a_row_is_as_its_code_says() -> None:
+    assert effect_of("pad_token_id", frozenset(), {"": Reader("bert")}) == NONE
 
 
 @pytest.mark.check

@@ -43,6 +43,9 @@ NO_EFFECT = re.compile(
     r"|transformers_weights",
     re.ASCII,
 )
+# Tokens that the code of some classes looks for, such as Longformer's, which counts positions by
+# its padding: without effect only where the class or a row says so.
+TOKEN = re.compile(r"(bos|eos|pad|sep|cls|mask)_token_id", re.ASCII)
 # Packing of weights, read with them.
 STORAGE = {"quantization", "quantization_config", "compression_config"}
 EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
@@ -127,6 +130,8 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
     effect = reader.effect(words[-1])
     if effect is not None:
         return effect
+    if not read and TOKEN.fullmatch(words[-1]):
+        return UNKNOWN
     ends = (".".join(words[i:]) for i in range(len(words))[-DEEPEST:])
     if any(NO_EFFECT.fullmatch(end) for end in ends):
         return NONE
