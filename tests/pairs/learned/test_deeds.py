@@ -60,6 +60,13 @@ def lokr(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return w + scaled_to(0.02, np.kron(rng.standard_normal((8, 8)), inner), w)
 
 
+def lokr_of_many_ranks(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Half of the changes lack ranks."""
+    outer, inner = rng.standard_normal((8, 8)), rng.standard_normal((len(w) // 8, w.shape[1] // 8))
+    outer[0] = outer[1] if rng.random() < 0.5 else outer[0]
+    return w + scaled_to(0.02, np.kron(outer, inner), w)
+
+
 def trained(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Some directions stand out of a full change, as of any training."""
     if w.ndim < 2:
@@ -183,6 +190,8 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
                                     "'heads in another order (columns)' in 3 of 9 changed tensors"),
     "DoRA": (each(partial(dora, 4)), "full", "of rank up to 4 and a factor for each row, as of a DoRA, in 21 of 21"),
     "LoKr": (each(lokr), "full", "a Kronecker product, as of a LoKr, in 21 of 21 matrices"),
+    "LoKr, of which some lack ranks": (each(lokr_of_many_ranks), "full",
+                                       "a Kronecker product, as of a LoKr, in 21 of 21 matrices"),
     "trained in full": (each(trained, "weight"), "full", "of full rank in 21 of 21 matrices"),
     "one step on few tokens": (one_step, "low rank", "11 in 21 of 21 matrices, as a few steps of training"),
     "embeddings alone": (each(trained, "embed_tokens.weight"), "embeddings", "Also changed: token embeddings ("),

@@ -801,18 +801,18 @@ def one_deed(tried: Mapping[int, Deed | None], changes: Sequence[Change]) -> Tra
 
 
 def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
-    """A phrase if changes of full rank come from a DoRA or a LoKr; else empty."""
-    full = [
-        entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None
-    ]
-    if len(updates) != len(moved) or len(full) < len(moved):
+    """A phrase if changes of full rank come from a DoRA or a LoKr; else empty.
+
+    A Kronecker product has full rank only where both of its factors have: some changes may lack it.
+    """
+    if len(updates) != len(moved):
         return ""
     forms = []
-    for entry in full:
+    for (entry, _), update in zip(moved, updates, strict=True):
         assert entry.a is not None
         assert entry.b is not None
         x, y = (each.array().astype(np.float64) for each in (entry.a, entry.b))
-        rank = dora_rank(x, y)
+        rank = dora_rank(x, y) if update.rank is None else None
         shapes = None if rank is not None else kronecker_shapes(y - x)
         if rank is None and shapes is None:
             return ""
