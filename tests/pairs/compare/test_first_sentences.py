@@ -119,7 +119,7 @@ PAIRS = {
         rf"Multiplied by one factor: 1 tensor, by 1\.5 in 16 of 64 rows of {re.escape(QUERY)};", 3),
     "output of one head halved": (
         lambda w: changed(w, head_times(0.5, columns=True), "1.self_attn.o_proj"), {},
-        r"Multiplied by one factor: 1 tensor, by 0\.5 of model\.layers\.1\.self_attn\.o_proj\.weight;", 3),
+        r"Multiplied by one factor: 1 tensor, by 0\.5 in 16 of 64 columns of model\.layers\.1\.self_attn\.o_proj\.", 3),
     "queries of one head redrawn": (
         lambda w: w | {QUERY: np.vstack([w[QUERY][:16], drawn_like(w[QUERY][:16]), w[QUERY][32:]])}, {},
         r"Changed in some rows or columns of 1 of 12 attention matrices\.", 3),

@@ -242,10 +242,20 @@ class RoundingStep(NamedTuple):
 
 
 def _where(seen: Seen) -> str:
-    """The share of a matrix's rows that changed; empty where all did."""
+    """The share of a matrix's rows, or else of its columns, that changed; empty where all did."""
+    if not seen.change.is_matrix:
+        return ""
     rows, changed = rows_of(seen.pair), seen.change.rows_changed
-    is_part = seen.change.is_matrix and changed < rows
-    return f" in {changed:,} of {rows:,} rows" if is_part else ""
+    if changed < rows:
+        return f" in {changed:,} of {rows:,} rows"
+    a, b = seen.pair.a, seen.pair.b
+    if a.shape != b.shape or not row_width(a.shape):
+        return ""
+    columns = np.zeros(a.shape[-1], bool)
+    for x, y in seen.pair.pairs():
+        columns |= (x != y).any(axis=0)
+    changed = int(columns.sum())
+    return f" in {changed:,} of {len(columns):,} columns" if changed < len(columns) else ""
 
 
 def rows_of(pair: Pair) -> int:
