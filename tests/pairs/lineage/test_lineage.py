@@ -15,7 +15,7 @@ from tests.support.plants.derivations import DERIVATIONS, averaged, drifted, ran
 from tests.support.plants.kinds import CASES, initial, judged, plants_of, tuned
 from tests.support.plants.named_parts import read_weights, write_gguf, write_weights
 from tests.support.slow import mostly_checked
-from tests.support.small_llama import drawn, noisy, written
+from tests.support.small_llama import drawn, noisy, write_small_llama, written
 from tests.support.tiny_models import FIXTURES
 from tests.support.two_layers import TWO_LAYERS
 from weightscope.cli import main
@@ -573,6 +573,21 @@ def test_neurons_are_matched_as_two_assignments_agree(base, made):
 def test_neurons_of_strangers_match_nothing(base, stranger):
     matched = counterparts_of(networks_of(ws.open_model(stranger)), networks_of(ws.open_model(base)))
     assert len(matched) == 5 and all(abs(each.likeness.z) < 5 for each in matched.values())
+
+
+@pytest.mark.parametrize("roles", ["kq", "v"])
+def test_a_gain_moved_into_some_matrices_is_no_training(roles, tmp_path):
+    found = read_weights(write_small_llama(tmp_path / "drawn_again", layers=3))
+    rng = np.random.default_rng(0)
+    weights = found.but({p: 1 + 0.2 * rng.standard_normal(w.shape) for p, w in found.parts.items() if w.ndim == 1})
+    gains = {i: weights.parts[i, "norm_1.w"] for i in range(3)}
+    moved = {(i, name): w * gains[i][:, None] for (i, name), w in weights.within(*(f"{role}.w" for role in roles))}
+    ones = {(i, "norm_1.w"): np.ones_like(gain) for i, gain in gains.items()}
+    lineage = ws.lineage(written(weights.but(moved | ones), tmp_path / "suspect"), written(weights, tmp_path / "base"))
+    (kind,) = lineage.kinds
+    assert kind.kind == "gains moved into weights"
+    assert "In 3 layers, matrices times the gain before them are unchanged" in kind.evidence
+    assert "Heads differ by up to 0." in kind.evidence
 
 
 def test_an_embedding_with_its_rows_in_another_order_is_found(base, stranger, tmp_path):

@@ -368,20 +368,23 @@ def weight_kinds(
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
         return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
-    moved_gains, plain = {}, {}
+    moved_gains: dict[int, set[str]] = {}
+    plain: dict[int, list[str]] = {}
+    untrained: set[int] = set()
     if weights.basis.same:
         moved_gains = {layer.layer: gains_moved(layer) for layer in weights.layers}
     if not structure:
         plain = plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
+        untrained = {*plain, *plain_layers(weights, ())}
     explained = {name for names in moved_gains.values() for name in names}
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
-        *_gains(moved_gains),
+        *_gains(moved_gains, weights.layers),
         *_casts(weights),
         *_grids(weights),
         *_plain(weights, plain),
-        *_training(weights, structure, explained, plain),
+        *_training(weights, structure, explained, untrained),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
 
@@ -505,15 +508,19 @@ def gains_moved(layer: LayerChange) -> set[str]:
     return explained
 
 
-def _gains(moved: Mapping[int, Collection[str]]) -> Iterator[Kind]:
+def _gains(moved: Mapping[int, Collection[str]], every: Sequence[LayerChange]) -> Iterator[Kind]:
     """Gains of norms that were moved, in part, into the matrices that read through them."""
-    layers = [layer for layer, names in moved.items() if names]
+    layers = [layer for layer in every if moved.get(layer.layer)]
     if layers:
         text = (
             f"In {counted(len(layers), 'layer')}, matrices times the gain before them are "
             "unchanged, and neither is."
         )
-        yield Kind("gains moved into weights", layers, text, len(layers) / len(moved))
+        farthest = max(layer.drift.maps for layer in layers)
+        if farthest > UNMOVED_IN_ANOTHER_BASIS:
+            text += f" Heads differ by up to {farthest:.2g} of their norm."
+        where = [layer.layer for layer in layers]
+        yield Kind("gains moved into weights", where, text, len(layers) / len(moved))
 
 
 def _casts(weights: WeightChanges) -> Iterator[Kind]:
@@ -607,10 +614,10 @@ def _training(
     weights: WeightChanges,
     structure: set[str],
     explained_names: Collection[str],
-    plain: Collection[int],
+    untrained: Collection[int],
 ) -> Iterator[Kind]:
-    """Low-rank updates, and other training; not in layers with `plain` changes."""
-    layers = [layer for layer in weights.layers if layer.layer not in plain]
+    """Low-rank updates, and other training; not of heads in `untrained` layers."""
+    layers = [layer for layer in weights.layers if layer.layer not in untrained]
     n_layers = max(1, len(weights.layers))
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
     low = [(i, change) for i, change in outside if change.kind in LOW_RANKS]
