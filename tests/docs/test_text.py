@@ -31,6 +31,13 @@ def test_no_page_is_a_template(page: Path) -> None:
     assert text.count("<!-- table: ") == text.count("<!-- end -->")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_block_checks_holds(page: Path) -> None:
+    blocks = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    checks = [block[0] for block in blocks if block["language"] == "python" and not block["not_run"]]
+    assert not [block for block in checks if re.search(r"\bFalse\b", block.partition("```text")[2])]
+
+
 def test_every_picture_of_docs_is_shown_and_small() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     kept = [path for path in ASSETS.rglob("*") if path.suffix in {".png", ".svg"}]
