@@ -197,6 +197,20 @@ def test_a_broken_file_of_rows_takes_no_completion_away(tmp_path: Path, monkeypa
     test_a_shell_completes("weightscope inspect x --family gpt_ne", "gpt_neo")
 
 
+@pytest.mark.parametrize("columns", [4, 9])
+def test_a_ruled_table_cuts_no_heading(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    headings = [f"number{i}" for i in range(columns)]
+    for width, ruled in ((9 * columns, True), (9 * columns - 1, False)):  # two spaces apart
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(Table.of_rows(headings, [[1.5] * columns]))
+        lines = click.unstyle(capsys.readouterr().out).splitlines()
+        assert any("─" in line for line in lines) is ruled
+        assert any(line.split() == headings for line in lines)
+
+
 def test_a_table_is_ruled_on_a_terminal_and_plain_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +241,7 @@ def test_the_tensors_of_a_layer_are_ruled_on_a_terminal_and_lines_in_a_pipe(
     monkeypatch.setenv("COLUMNS", "80")
     main(["inspect", "embedded"], standalone_mode=False)
     output = click.unstyle(capsys.readouterr().out)
-    assert "─" in output and f"\n {name}     F16     (576,) " in output
+    assert "─" in output and f"\n {name}    F16    (576,) " in output
 
 
 @pytest.mark.parametrize(

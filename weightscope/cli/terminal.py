@@ -164,7 +164,8 @@ def _ruled(table: "Table", width: int) -> Any:
     from rich.table import Table as Ruled
     from rich.text import Text
 
-    ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0)), 2
+    gap = (0, 1, 0, 0)  # the box adds another space
+    ruled, needed = Ruled(box=box.SIMPLE_HEAD, pad_edge=False, padding=gap), 0
     for column in table.columns:
         heading = column.heading.replace(" ", "\n") if column.is_numeric else column.heading
         cells = (*heading.split("\n"), *map(column.shown, column.values))
