@@ -140,6 +140,13 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
+def test_tables_of_a_command_are_among_its_json(printed: dict[str, Any]) -> None:
+    circuits, positions = (printed[f"tables of {name}"] for name in ("circuits", "positions"))
+    assert {"layer", "head", "role", "induction"} <= circuits["roles"][0].keys()
+    assert {"from_layer", "to_head", "pk"} <= circuits["edges"][0].keys()
+    assert {"head", "t_p_slope", "near_mass"} <= positions["trends"][0].keys()
+
+
 SHAPES = ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
 
 

@@ -112,5 +112,5 @@ def test_the_command_takes_an_engine_and_writes_the_same_bytes(two_layers: ws.Mo
     result = run("circuits", TWO_LAYERS, "--out", tmp_path, "--jobs", "2")
     assert result.exit_code == 0, result.output
     here = Files()
-    wiring(two_layers).write(here)
+    here.npz("wiring.npz", **wiring(two_layers).arrays())
     assert (tmp_path / "wiring.npz").read_bytes() == here.contents["wiring.npz"]

@@ -196,7 +196,7 @@ def test_pairs_that_are_not_in_order_are_nan_and_layers_can_be_chosen(two_layers
 
 def test_wiring_npz_holds_what_people_s_scripts_read(two_layers: ws.Model) -> None:
     files = Files()
-    wiring(two_layers).write(files)
+    files.npz("wiring.npz", **wiring(two_layers).arrays())
     arrays = np.load(io.BytesIO(files.contents["wiring.npz"]))
     for measure, kind in product(("pk", "cs"), PROJECTIONS):
         assert arrays[f"{measure}_o{kind}"].shape == (2, 8, 2, 8)

@@ -46,6 +46,7 @@ WITH_JSON = [
     for name, (command, *_) in COMMANDS.items()
     if any(option.name == "as_json" for option in main.get_command(click.Context(main), command).params)
 ]
+OF_PAGE = {"atlas": {"sources"}, "circuits": {"roles", "edges", "accuracy"}}  # keys with more or less on the page
 CROWDED = {"learned"}  # labels of its figure cover each other for models as tiny and as alike as these
 STUDIES: dict[str, list[str]] = {
     "norms": ["norms", TWO_LAYERS, "--text", "text.txt", "--inputs", "2", "--length", "16"],
@@ -120,7 +121,7 @@ def check_printed(name: str, out: Path, told: Any) -> None:
             elif file.stem in ("report", "index"):
                 for finding in held.get("findings", []):
                     del finding["percentile"]  # the page alone has it
-                shared = (result.keys() & held.keys()) - ({"sources"} if name == "atlas" else set())
+                shared = (result.keys() & held.keys()) - OF_PAGE.get(name, set())
                 assert shared >= {"lead", "version", "command", "date"}
                 assert {key: result[key] for key in shared} == {key: held[key] for key in shared}
         if "heads" in result and name != "atlas":

@@ -1,12 +1,13 @@
 """The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.engine import Engine
 from weightscope.core.errors import CheckpointError, counted, printable, wholes
-from weightscope.core.files import Files
 from weightscope.core.progress import bar
 from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table, column
@@ -347,6 +347,13 @@ class Circuits(Result):
     """
 
     FIGURE, PAGE = "figures:diagram", "page:write_report"
+    TABLES: ClassVar[dict[str, Callable[["Circuits"], Any]]] = {
+        "wiring.npz": lambda circuits: circuits.wiring.arrays(),
+        "edges.csv": attrgetter("edges"),
+        "roles.csv": attrgetter("heads"),
+        "measured.csv": lambda circuits: circuits.accuracy and circuits.accuracy.heads,
+        "accuracy.csv": lambda circuits: circuits.accuracy and circuits.accuracy.table,
+    }
 
     name: str
     wiring: Wiring
@@ -356,15 +363,6 @@ class Circuits(Result):
     caveats: tuple[str, ...]
     accuracy: Accuracy | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
-
-    def write_tables(self, files: Files) -> None:
-        """Write wiring.npz, edges.csv, roles.csv; measured.csv and accuracy.csv after a run."""
-        self.wiring.write(files)
-        files.table("edges.csv", self.edges)
-        files.table("roles.csv", self.heads)
-        if self.accuracy is not None:
-            files.table("measured.csv", self.accuracy.heads)
-            files.table("accuracy.csv", self.accuracy.table)
 
     @cached_property
     def named(self) -> dict[str, list[str]]:

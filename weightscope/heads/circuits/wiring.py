@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.core.files import Files
 from weightscope.core.results import ShowsShapes, holds_arrays
 
 PROJECTIONS = ("q", "k", "v")
@@ -106,18 +105,17 @@ class Wiring(ShowsShapes):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(random.spread > 0, (values - random.mean) / random.spread, np.nan)
 
-    def write(self, files: Files) -> None:
-        """Write wiring.npz: both measures, where they are exact, and what baselines need."""
-        files.npz(
-            "wiring.npz",
-            layers=self.layers,
-            width=np.array(self.width),
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Arrays of wiring.npz: both measures, where they are exact, and what baselines need."""
+        return {
+            "layers": self.layers,
+            "width": np.array(self.width),
             **{f"pk_o{kind}": self.pk[kind] for kind in PROJECTIONS},
             **{f"cs_o{kind}": self.cs[kind] for kind in PROJECTIONS},
             **{f"exact_o{kind}": self.exact[kind] for kind in PROJECTIONS},
             **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
             **{f"concentration_{kind}": values for kind, values in self.concentration.items()},
-        )
+        }
 
 
 # The strongest pairs

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.compute.cores import in_threads
 from weightscope.core.compute.device import CPU, Device, rows_that_fit
 from weightscope.core.errors import counted
-from weightscope.core.files import Files
 from weightscope.core.results import Result, ShowsShapes, holds_arrays
 from weightscope.core.tables import Column, Table
 from weightscope.model.layers.factored import Factored
@@ -215,6 +215,10 @@ class PositionTerms(ShowsShapes, Result):
     """Position terms of all heads at one query position."""
 
     FIGURE = "figures:position_figure"
+    TABLES: ClassVar[dict[str, Callable[["PositionTerms"], Any]]] = {
+        "positions.npz": attrgetter("arrays"),
+        "trends.csv": attrgetter("heads"),
+    }
 
     query: int  # the position i
     scale: float  # factor of a score before the softmax, 1/sqrt(d')
@@ -408,8 +412,9 @@ class PositionTerms(ShowsShapes, Result):
         """The head that position makes look nearest."""
         return int(np.argmax(self.heads["near_mass"]))
 
-    def write_tables(self, files: Files) -> None:
-        """Write trends.csv and positions.npz, which has bare numerators if sigma is a spread's."""
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Arrays of positions.npz, with bare numerators if sigma is a spread's."""
         about = {"query": np.array(self.query), "undertrained": self.undertrained}
         if self.spread is None:
             t_p, t_pp = self.t_p, self.t_pp
@@ -417,8 +422,7 @@ class PositionTerms(ShowsShapes, Result):
         else:
             t_p, t_pp = self.p_numerator, self.pp_numerator
             sigma = {"spread": np.array(self.spread.s), "sigma": self.sigma.mean}
-        files.npz("positions.npz", t_p=t_p, t_pp=t_pp, **about, **sigma)
-        files.table("trends.csv", self.heads)
+        return {"t_p": t_p, "t_pp": t_pp, **about, **sigma}
 
 
 def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
