@@ -175,6 +175,18 @@ def test_a_head_that_is_not_finite_has_no_spectrum_and_breaks_nothing(tab: Page,
     assert tab.complaints == []
 
 
+def test_a_head_of_zeros_has_no_curve_and_breaks_nothing(tab: Page, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=2, d=48, vocab=60)
+    weights["h.1.attn.c_attn.weight"][:, :8] = 0  # queries of head 0
+    weights["h.1.attn.c_attn.bias"][:8] = 0
+    audit = ws.audit(write_checkpoint(tmp_path / "zeros", weights, n_head=6), directions=0)
+    with undrawn():
+        audit.write(tmp_path / "out")
+    tab.open(tmp_path / "out" / "report.html", 1280, fragment="L1H0")
+    assert tab.run("document.querySelectorAll('#spectra path').length") > 0
+    assert tab.complaints == []
+
+
 def test_a_number_stands_beside_those_of_other_checkpoints(tab: Page, page_file: Path) -> None:
     tab.open(page_file, 1280)
     tab.run("choose(0, 2, false)")

@@ -174,6 +174,14 @@ def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
         assert len(drawn) == labelled + unlabelled
 
 
+def test_a_page_without_names_has_no_empty_table(tmp_path: Path) -> None:
+    circuits = ws.circuits(fixture("gpt2").model)
+    assert not circuits.n_named
+    circuits.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "No head reaches the threshold" in page and "<h2>Named heads" not in page
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, tab: Page, tmp_path: Path) -> None:
     circuits = ws.circuits(ws.open_model(TWO_LAYERS))

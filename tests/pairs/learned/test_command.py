@@ -133,6 +133,17 @@ def test_the_heading_of_one_tune_is_how_it_was_changed(tmp_path: Path) -> None:
     assert learned.lead.startswith(f"{heading(learned)}. ")
 
 
+def test_counts_of_intruders_stand_out_from_their_cells(tmp_path: Path) -> None:
+    base, tuned = written(tmp_path / "a"), written(tmp_path / "b", lora(3))
+    axis = ws.learned(base, tuned).plot().axes[0]
+    (cells,) = axis.collections
+    shades = cells.cmap(cells.norm(cells.get_array()))[..., :3].mean(axis=-1)
+    assert {text.get_color() for text in axis.texts} == {"black", "white"}
+    for text in axis.texts:
+        column, row = text.get_position()
+        assert (text.get_color() == "black") == (shades[row, column] > 0.49)
+
+
 def test_a_picture_shows_each_tune(tmp_path: Path) -> None:
     base, tuned = written(tmp_path / "a"), written(tmp_path / "b", lora(3))
     figure = ws.learned(base, tuned, tuned).plot()

@@ -40,7 +40,9 @@ def learned_figure(learned: Learned) -> Figure:
         )
         for (row, column), count in np.ndenumerate(intruders):
             if count > 0:
-                axis.text(column, row, f"{count:.0f}", **CENTRED, color="white", fontsize=6.5)
+                is_bright = scale is not None and scale(change[row, column]) > 0.5
+                colour = "black" if is_bright else "white"
+                axis.text(column, row, f"{count:.0f}", **CENTRED, color=colour, fontsize=6.5)
         axis.set_yticks(range(len(roles)), [plain(role) for role in roles])
         step = max(1, len(layers) // 12)
         axis.set_xticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])

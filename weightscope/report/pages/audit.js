@@ -265,6 +265,7 @@ function plot(parent, title, curves, mates, { under = "index i", label = k => k 
   const y = value => bottom - (bottom - top) * (Math.max(Math.log10(value), low) - low) / (high - low);
   const path = (values, dots) => {
     const points = values.map((value, k) => [value, k]).filter(([value]) => value > 0);
+    if (!points.length) return "";  // a head of zeros
     return "M" + points.map(([value, k]) => `${x(k).toFixed(1)} ${y(value).toFixed(1)}`).join(dots ? "h0M" : "L") + (dots ? "h0" : "");
   };
 
