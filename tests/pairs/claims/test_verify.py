@@ -299,6 +299,19 @@ def test_version_and_date_are_not_verified(models: Path, claims: Path) -> None:
     assert "Not verified: version, date." in result.stdout
 
 
+@pytest.mark.parametrize("option, value", [("tower", ""), ("tower", "vision"), ("families", "0" * 64)])
+def test_edited_options_fail_without_the_command(
+    option: str, value: str, models: Path, claims: Path, tmp_path: Path
+) -> None:
+    """Checkpoints given by name are opened with the claim's tower; a file of rows was not given."""
+    claim = edited(claims / "drift-3.json", within("predicate", "options", option, value=value), tmp_path)
+    try:
+        holds = verify(claim, models / "drift-3", [models / "base"]).holds
+    except CheckpointError:
+        holds = False
+    assert not holds
+
+
 def test_exchanged_names_are_another_sentence() -> None:
     names = ["3.1", "base", "susp"]
     assert not _same_text("base was derived from susp", "susp was derived from base", names)

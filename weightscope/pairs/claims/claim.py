@@ -248,6 +248,8 @@ def _options(value: Any) -> Options:
         raise ValueError(f"options should be {', '.join(Options._fields)}")
     if any(not isinstance(option, str | None) for option in value.values()):
         raise ValueError("each of the options should be a text or null")
+    if "" in value.values():
+        raise ValueError("each of the options should be a name, or null where it was not given")
     return Options(**value)
 
 

@@ -14,7 +14,7 @@ from weightscope.checkpoint.provenance import Provenance
 from weightscope.core.errors import CheckpointError, counted, printable, shortened
 from weightscope.core.results import Result
 from weightscope.core.tables import as_json
-from weightscope.model.model import Model, as_model
+from weightscope.model.model import Model, open_model
 from weightscope.pairs.claims.claim import (
     INDEXED,
     JUDGED,
@@ -194,7 +194,7 @@ def verify(
     key : str or Path, optional
         A public key in PEM that the claim must be signed by.
     options : Options, optional
-        How the checkpoints were opened; as the claim says by default.
+        How the checkpoints were opened; by default with the claim's tower and no file of rows.
     probe_key : str or Path, optional
         The key file that fingerprints were made with.
 
@@ -215,8 +215,10 @@ def verify(
         names = ", ".join(map(_shown, claim.bases))
         problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(bases)} given"
         raise CheckpointError(problem, file=path)
-    model = as_model(suspect)
-    given = [base if is_fingerprint(base) else as_model(base) for base in bases]
+    model = _opened(suspect, claim)
+    given = [base if is_fingerprint(base) else _opened(base, claim) for base in bases]
+    if options is None:  # a file of rows is known by its digest alone, and none was given
+        options = claim.options._replace(families=None)
     in_order, differences = _matched(claim, model, given)
     differences += _about(claim, options)
     if differences:
@@ -235,6 +237,13 @@ def verify(
     return Verification(
         claim, tier_of(result), signature, differences, not_checked, lead, result.provenance
     )
+
+
+def _opened(source: Base, claim: Claim) -> Model:
+    """A model as given, or opened from a name with the claim's tower."""
+    if isinstance(source, Model):
+        return source
+    return open_model(source, tower=claim.options.tower)
 
 
 def _drawn_anew(
