@@ -97,6 +97,7 @@ class Code:
 
     def __init__(self, make: Any) -> None:
         own = parsed(Path(inspect.getfile(make)))
+        self.names = make.attribute_map or {}
         self.words = {*read_by_all(), *words(own)}
         self.taken = {*taken(own)}  # without a field of that name
         self.tokens: set[str] = set()  # keys of tokens that it looks for
@@ -125,12 +126,32 @@ class Code:
             self.of_heads.add("pad_token_id")
         if "Position" in outer.name and "padding_idx" in words(outer):
             self.tokens.add("pad_token_id")
-        for inner in (node for node in outer.body if isinstance(node, ast.FunctionDef)):
-            keys = {key for key in config_reads(inner) if TOKENS.fullmatch(key)}
+        functions = [node for node in outer.body if isinstance(node, ast.FunctionDef)]
+        kept = {name: key for each in functions if each.name == "__init__" for name, key in kept_keys(each)}
+        for inner in functions:
+            asked = config_reads(inner)
+            if inner.name != "__init__":
+                asked = asked | {kept[name] for name in own_reads(inner) & {*kept}}
+            keys = {key for key in (self.names.get(key, key) for key in asked) if TOKENS.fullmatch(key)}
             if inner.name == "__init__" or OF_LABELS.fullmatch(outer.name):
                 keys -= {"pad_token_id", "decoder_start_token_id"}
             if not NOT_RUN.fullmatch(inner.name):
                 (self.of_heads if is_head else self.tokens).update(keys)
+
+
+def kept_keys(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The attributes that code keeps a key under, with the key: `self.padding_idx = config.pad_token_id`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            (target, *_), key = node.targets, node.value
+            if ast.unparse(key.value) == "config" and ast.unparse(target).startswith("self."):
+                yield ast.unparse(target).removeprefix("self."), key.attr
+
+
+def own_reads(tree: ast.AST) -> set[str]:
+    """The attributes of its own object that code reads."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
+    return {node.attr for node in nodes if ast.unparse(node.value) == "self"}
 
 
 def taken(tree: ast.AST) -> Iterator[str]:

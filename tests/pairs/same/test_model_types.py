@@ -73,3 +73,36 @@ def test_type_of_unknown_code_is_undecided(tmp_path: Path) -> None:
     tensors = load_file(original / "model.safetensors")
     other = stored_as("internlm3", original, tmp_path / "other", tensors)
     assert ws.same(original, other).verdict == UNDECIDED
+
+
+UNLIKE_KEYS: list[tuple[str, dict[str, Any]]] = [
+    ("granite", {"attention_multiplier": 0.25, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+                 "logits_scaling": 1.0}),
+    ("smollm3", {"no_rope_layers": [1, 1], "no_rope_layer_interval": 4, "pad_token_id": 0}),
+    ("mistral", {"sliding_window": 4096}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "config"), UNLIKE_KEYS)
+def test_keys_that_only_one_class_has_prove_no_difference(kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    """Their values may say what the other class does without them, up to the longest text."""
+    small = write_small_llama(tmp_path / "small", 2)
+    tensors = load_file(small / "model.safetensors")
+    original = stored_as("llama", small, tmp_path / "llama", tensors, max_position_embeddings=128)
+    changed = stored_as(kind, original, tmp_path / "other", tensors, **config)
+    for pair in ((original, changed), (changed, original)):
+        assert ws.same(*pair).verdict == UNDECIDED
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_window_is_another_computation_where_texts_are_longer(kind: str, tmp_path: Path) -> None:
+    original = write_small_llama(tmp_path / "llama", 2)
+    tensors = load_file(original / "model.safetensors")
+    keys = {"max_position_embeddings": 128, "max_window_layers": 0}
+    without, beyond, within = (
+        stored_as(kind, original, tmp_path / str(window), tensors, **keys, sliding_window=window,
+                  use_sliding_window=window is not None)
+        for window in (None, 128, 127)
+    )  # fmt: skip
+    assert ws.same(without, beyond).verdict == UNDECIDED
+    assert ws.same(without, within).verdict == DIFFERENT

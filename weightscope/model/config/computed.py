@@ -16,7 +16,7 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import LARGEST, Config
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
-from weightscope.model.config.alike import computed_by
+from weightscope.model.config.alike import computed_by, differs_for_sure
 from weightscope.model.config.config import ModelConfig, all_full, class_says, values_of
 from weightscope.model.config.dialects import GIVEN, SCALING, TRAINED, settings
 from weightscope.model.config.effects import (
@@ -73,6 +73,7 @@ UNTOLD = {
     "window_block_indexes",
 }
 WINDOW, GATE = "sliding_window", "use_sliding_window"
+OF_WINDOWS = (WINDOW, GATE, "layer_types")
 LISTED = ("layer_types", "layers_block_type", "sliding_window_pattern")
 PATTERN_OF_BLOCKS = "hybrid_override_pattern"  # Nemotron-H's letters for layers
 LIKE = {"mamba": "linear_attention", "attention": "full_attention"}  # types of layers by one name
@@ -267,6 +268,10 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
         elif key.rpartition(".")[2] == "model_type":
             effects = [_of_types(a, b) if key == a.kind == b.kind else UNKNOWN]
         effect = NONE if key in idle else min(effects, key=EFFECTS.index)
+        if key.rpartition(".")[2] in OF_WINDOWS and effect == COMPUTATION:
+            effect = UNKNOWN if _exceeds_positions(key, (a, b)) else effect
+        if a.kind == b.kind and None in (x, y) and a.values.get(a.kind) != b.values.get(b.kind):
+            effect = _of_lacking(key, effect, a if x is None else b)
         differing.append(Difference(spelled, x, y, effect))
     differing += _of_files(a, b, read)
     return sorted(differing, key=lambda difference: EFFECTS.index(difference.effect))
@@ -281,7 +286,30 @@ def _of_types(a: Stated, b: Stated) -> str:
     known = all(side.readers.get(place, Reader()).is_known for side in (a, b))
     if a.computes is None or b.computes is None or not known:
         return UNKNOWN
-    return NONE if a.computes == b.computes else COMPUTATION
+    if a.computes == b.computes:
+        return NONE
+    return COMPUTATION if differs_for_sure(a.computes, b.computes) else UNKNOWN
+
+
+def _exceeds_positions(key: str, sides: tuple[Stated, Stated]) -> bool:
+    """True if no window is shorter than the longest text that a config says."""
+    place = key.removesuffix(key.rpartition(".")[2])
+    longest = [side.values.get(f"{place}max_position_embeddings") for side in sides]
+    windows = [side.values.get(place + WINDOW) or LARGEST for side in sides]
+    if not all(isinstance(each, int) for each in (*longest, *windows)):
+        return False
+    return min(windows) >= max(longest)
+
+
+def _of_lacking(key: str, effect: str, lacking: Stated) -> str:
+    """The effect of a key that one config lacks: not known where its class has no such key.
+
+    It may do what a value of the other's key says: one expert of one, a factor of 1.
+    """
+    name = key.rpartition(".")[2]
+    reader = lacking.readers.get(key.rpartition(".")[0], Reader())
+    is_foreign = reader.is_known and not reader.takes(name) and name not in lacking.read
+    return UNKNOWN if is_foreign and effect == COMPUTATION and name != WINDOW else effect
 
 
 def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
