@@ -211,6 +211,20 @@ def test_a_ruled_table_cuts_no_heading(
         assert any(line.split() == headings for line in lines)
 
 
+def test_sentences_break_between_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence, path = "  layer 3 head 2: " + "as wide as it is long, " * 6, "/a/path" * 20
+    monkeypatch.setenv("COLUMNS", "40")
+    show(sentence, path)
+    assert capsys.readouterr().out == f"{sentence}\n{path}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show(sentence, path)
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == path and max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == sentence.strip() and lines[1].startswith("    ")
+
+
 def test_a_table_is_ruled_on_a_terminal_and_plain_in_a_pipe(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,7 @@ def audit_command(
     else:
         kept = "is up to date: an earlier run wrote it with the same weights and options"
         text = outcome.text or f"{job.out / 'report.html'} {kept}"
-        click.echo(text) if out is None else headline(text)
+        show(text) if out is None else headline(text)
         say_page(out)
     _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
 

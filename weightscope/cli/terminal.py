@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from weightscope.core.tables import Table
 
 QUIET = "weightscope.quiet"  # in click's context
+UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}  # names and paths
 FAILED, UNDECIDED = 3, 4  # exit statuses: a gate or claim failed; nothing decides it
 
 
@@ -45,7 +48,18 @@ def is_quiet() -> bool:
 def headline(sentence: object) -> None:
     """Print a sentence about the result, unless --quiet is given."""
     if not is_quiet():
-        click.echo(str(sentence))
+        click.echo(fitted(str(sentence)))
+
+
+def fitted(text: str) -> str:
+    """Text for stdout; on a terminal, lines that are too wide break between words."""
+    if not sys.stdout.isatty():
+        return text
+    width, lines = get_terminal_size().columns, []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines.append(fill(line, width, subsequent_indent=indent, **UNBROKEN))
+    return "\n".join(lines)
 
 
 def write_text(text: str, file: Path) -> None:
@@ -149,7 +163,7 @@ def show(*parts: "str | Table | Listed") -> None:
     console = Console()
     for part in parts:
         if isinstance(part, str):
-            click.echo(part)
+            click.echo(fitted(part))
         else:
             ruled = _ruled(part.table if isinstance(part, Listed) else part, console.width)
             click.echo(part.text()) if ruled is None else console.print(ruled)

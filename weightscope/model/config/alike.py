@@ -11,8 +11,8 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.dialects import in_layer
 from weightscope.model.config.reading import Reading, read_as
-from weightscope.model.config.rope import Rope, always
-from weightscope.model.config.rules import listed
+from weightscope.model.config.rope import Rope
+from weightscope.model.config.rules import always, listed
 from weightscope.model.layers import layouts
 from weightscope.model.layers.read_layer import rotation_of
 from weightscope.model.rows.cells import Biases, FromConfig, Heads, QkNorm, StoredNorm
@@ -97,13 +97,14 @@ def differs_for_sure(a: Family, b: Family) -> bool:
 def _without_choices(row: Family) -> Family:
     """A computation without what keys choose, and without what tensors may make up for."""
     rope, mlp, outputs = row.positions.rope, row.mlp, row.outputs
-    chosen = isinstance(rope, Rope) and rope.rotates is listed
+    if isinstance(rope, Rope) and rope.rotates is listed:
+        rope = replace(rope, rotates=always)
     return replace(
         row,
         norms=replace(row.norms, before=_plain(row.norms.before), after=_plain(row.norms.after)),
         inputs=replace(row.inputs, scale=None, norm=_plain(row.inputs.norm)),
         outputs=outputs and replace(outputs, norm=_plain(outputs.norm)),
-        positions=replace(row.positions, rope=replace(rope, rotates=always) if chosen else rope),
+        positions=replace(row.positions, rope=rope),
         mlp=mlp and replace(mlp, activation="", norm=_plain(mlp.norm)),
     )
 

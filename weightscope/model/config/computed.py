@@ -296,9 +296,8 @@ def _exceeds_positions(key: str, sides: tuple[Stated, Stated]) -> bool:
     place = key.removesuffix(key.rpartition(".")[2])
     longest = [side.values.get(f"{place}max_position_embeddings") for side in sides]
     windows = [side.values.get(place + WINDOW) or LARGEST for side in sides]
-    if not all(isinstance(each, int) for each in (*longest, *windows)):
-        return False
-    return min(windows) >= max(longest)
+    known = [each for each in (*longest, *windows) if isinstance(each, int)]
+    return len(known) == 4 and min(known[2:]) >= max(known[:2])
 
 
 def _of_lacking(key: str, effect: str, lacking: Stated) -> str:
