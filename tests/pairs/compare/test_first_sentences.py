@@ -41,6 +41,12 @@ def noise(share: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda w: w * (1 + share * rng.standard_normal(w.shape))
 
 
+def cut(w: np.ndarray) -> np.ndarray:
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    most = 9 * len(s) // 10
+    return np.asarray((u[:, :most] * s[:most]) @ vt[:most], w.dtype)
+
+
 def pruned(w: np.ndarray) -> np.ndarray:
     return np.where(np.abs(w) < np.median(np.abs(w)), 0, w)
 
@@ -107,6 +113,8 @@ PAIRS = {
         r"Only in the last: 8 of 408 rows of", 3),
     "final norm missing": (lambda w: without(w, FINAL), {}, r"Only in the first: model\.norm\.weight\.", 3),
     "copy": (lambda w: w, {}, r"Identical: all", 0),
+    "a tenth of each matrix's singular values dropped": (
+        lambda w: changed(w, cut), {}, r"Smallest singular values dropped: \d+", 3),
     "half of each matrix pruned": (
         lambda w: changed(w, pruned), {}, r"Values set to zero: \d+ tensors, 0\.5 of the values", 3),
     "one matrix pruned": (

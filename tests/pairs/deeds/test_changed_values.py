@@ -102,6 +102,32 @@ def test_a_deed_with_one_value_beside_it_is_named_with_it() -> None:
         assert deeds[1].detail.endswith("others in 1 of 64 rows")
 
 
+@pytest.mark.parametrize("stored", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 96)])
+@pytest.mark.parametrize("rank", [1, 8, 31])
+def test_cut_to_a_lower_rank_is_named_either_way(rank: int, shape: tuple[int, int], stored: str) -> None:
+    x = np.random.default_rng(rank).standard_normal(shape).astype(np.float32)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)  # float32, as writers compute it
+    unit = {"F32": 2.0**-24, "BF16": 2.0**-8, "F16": 2.0**-11}[stored]
+    cut = Side(CASTS[stored]((u[:, :rank] * s[:rank]) @ vt[:rank]), unit)
+    for sides, made in (((Side(x), cut), "B"), ((cut, Side(x)), "A")):
+        done = found(*sides, "down")
+        assert done is not None and (done.what, done.made, done.proof) == (What.RANK_CUT, made, Proof.VALUES)
+        assert done.detail == f"rank {rank} of {min(shape)}"
+
+
+def test_no_cut_is_named_where_other_singular_values_went_or_values_moved() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 48)).astype(np.float32)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    cut = (u[:, :30] * s[:30]) @ vt[:30]
+    moved, scaled = cut.copy(), cut * 1.001
+    moved[3, 5] += 0.01
+    others = ((u[:, 10:] * s[10:]) @ vt[10:], moved, scaled, (u[:, :30] * s[:30] ** 1.01) @ vt[:30])
+    for y in others:
+        done = found(Side(x), Side(y), "down")
+        assert done is None or done.what is not What.RANK_CUT
+
+
 @pytest.mark.parametrize(("factor", "digits"), [(1.0001, "1.0001"), (0.9999, "0.9999"), (1.00003, "1.00003"),
                                                 (1.25, "1.25")])  # fmt: skip
 @pytest.mark.parametrize("axis", [0, 1])

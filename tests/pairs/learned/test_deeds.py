@@ -118,6 +118,12 @@ def ranks_by_role(weights: Weights) -> None:
     each(partial(lora, 5), "down_proj.weight")(weights)
 
 
+def cut(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    half = len(s) // 2
+    return np.asarray((u[:, :half] * s[:half]) @ vt[:half], w.dtype)
+
+
 def pruned(w: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where(np.abs(w) < np.median(np.abs(w)), 0, w)
 
@@ -177,6 +183,7 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
     "rounded to float16, then cut to bfloat16": (each(cut_to_bfloat16, "weight"), "conversion", "21 matrices"),
     "quantised, queries transposed": (quantised_and_transposed, "conversion", "'transposed' in 3 of 3 changed tensors"),
     "queries scaled, and one low-rank update": (scaled_and_one_lora, "mixed", "no deed explains 1 matrix that changed"),
+    "cut to half their rank": (each(cut), "deed", "'smallest singular values dropped' in 21 of 21 changed tensors"),
     "pruned": (each(pruned), "deed", "'some values zeroed' in 21 of 21 changed tensors"),
     "drawn again": (each(lambda w, rng: w.std() * rng.standard_normal(w.shape)), "unrelated", "no longer resemble"),
     "noise": (each(lambda w, rng: w + 0.03 * w.std() * rng.standard_normal(w.shape)), "noise", "no training shows"),

@@ -30,6 +30,7 @@ from weightscope.pairs.deeds.orders import ROTATED
 from weightscope.pairs.deeds.pair import SAMPLED_ROWS, Pair
 from weightscope.pairs.deeds.rounding import FRACTION
 from weightscope.pairs.deeds.thresholds import (
+    AT_ANGLES,
     IN_A_SAMPLE,
     LEAST_FACTOR,
     LOWEST,
@@ -109,7 +110,8 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
         return None
     # the number of heads is not known here
     sizes = Sizes("" if {*pair.role.split("+")} & ROTATED else pair.role or pair.a.name)
-    if not is_unlike and len(shape) == 2:
+    may_be_cut = abs(change.squares - change.squares_b - change.moved) <= AT_ANGLES * change.moved
+    if not is_unlike and not may_be_cut and len(shape) == 2:
         first = first_views(pair)
         is_unlike = any(view.has_unlike for view in first)
         is_packed = bool({pair.a.dtype, pair.b.dtype} - {*BITS})
@@ -124,7 +126,7 @@ def deed_by_views(pair: Pair, change: Change) -> Deed | None:
         done = _proved(views, sizes)
         if done is None and is_unlike:
             done = _proved([view.on_grids for view in views], sizes)
-        if done is None or prod(shape) <= most:
+        if prod(shape) <= most or (done is None and not may_be_cut):
             return done
     return _of_all(pair, done, sizes, views)
 

@@ -52,6 +52,7 @@ class What(Enum):
     TRANSPOSED = "transposed"
     TRUNCATED = "truncated"
     PRUNED = "some values zeroed"
+    RANK_CUT = "cut to a lower rank"
     ROTARY = "rotary layout"
     FUSED = "fused order"
     SHIFTED = "shifted"

@@ -162,6 +162,8 @@ FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 # leave 0.3.
 BY_CHANCE = 3.0  # times that
 FEWEST_ROWS = 256  # rows that are enough to ask
+AT_ANGLES = 0.01  # of a change's squares: what a projection leaves is at right angles to it
+FEWEST_RANKS = 8  # of a matrix, before a lower rank is a cut and not a matter of shape
 SHARED = 32  # columns that share a scale
 OF_LARGEST = 1 / 4  # size of a column that this scale is made for, over the largest
 LEANING = 0.05  # the same as a bound's, of one row or column

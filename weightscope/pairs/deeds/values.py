@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from weightscope.pairs.deeds.deed import (
 from weightscope.pairs.deeds.orders import ANY_ORDER, BLOCKS
 from weightscope.pairs.deeds.thresholds import (
     FARTHEST,
+    FEWEST_RANKS,
     MARGIN,
     MOSTLY_ONE,
     ONE_FACTOR,
@@ -362,6 +364,48 @@ def some_zeroed(views: Sequence[View], _: Sizes) -> Deed | None:
             detail = f"{np.count_nonzero(gone):,} of {gone.size:,}"
             return view.named(Deed(What.PRUNED, detail=detail, made=made, proof=Proof.VALUES))
     return None
+
+
+@deed(What.RANK_CUT, "smallest singular values dropped{where}", order=195)
+def cut_to_rank(views: Sequence[View], _: Sizes) -> Deed | None:
+    """The largest singular values and their vectors in B, or else in A, and nothing of the others.
+
+    Eckart and Young 1936: the nearest matrix of that rank.
+    """
+    view = views[0]
+    if not view.is_whole or view.is_packed or min(view.y.values.shape) < FEWEST_RANKS:
+        return None
+    for made, seen in (("B", view), ("A", View(view.y, view.x))):
+        if (cut := _projected(seen.x, seen.y)) is not None and seen.gives(cut[1]):
+            detail = f"rank {cut[0]:,} of {min(view.y.values.shape):,}"
+            return seen.named(Deed(What.RANK_CUT, detail=detail, made=made, proof=Proof.VALUES))
+    return None
+
+
+def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
+    """The rank of `after`, and `before` in its row space; None if larger singular values went.
+
+    Room is that of sums over singular vectors, and of vectors of values that were rounded.
+    """
+    x, y = before.values, after.values
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    rounded = float(np.sqrt(np.mean(np.square(after.room, dtype=np.float64))))
+    probe = np.random.default_rng(0).standard_normal((x.shape[1], 8)).astype(x.dtype)
+    inside, size = np.linalg.norm((x - y) @ (y.T @ (y @ probe))), float(np.linalg.norm(y))
+    noise = rounded * (sqrt(x.shape[0]) + sqrt(x.shape[1])) + 2.0**-22 * size  # spectral norm
+    if not size or inside > 8 * noise * sqrt(x.shape[1]) * size**2:
+        return None  # most changes end here
+    _, sigma, vt = np.linalg.svd(y.astype(np.float64), full_matrices=False)
+    rank = int((sigma > noise).sum())
+    if not 0 < rank < len(sigma):
+        return None
+    kept = x.astype(np.float64) @ vt[:rank].T
+    values = kept @ vt[:rank]
+    if np.linalg.norm(x - values, 2) > sigma[rank - 1] + noise:
+        return None
+    room = np.full(x.shape, rounded + 2.0**-22 * sigma[0])
+    return rank, replace(before, values=values, half=room)
 
 
 @deed(
