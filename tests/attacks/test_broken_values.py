@@ -60,3 +60,18 @@ def test_broken_value_ends_in_a_result_or_one_line(
     assert result.exit_code != 2 or result.stderr.count("\n") == 1
     printed = " ".join(result.output.split())
     assert not [pattern for pattern in CONTRADICTIONS if re.search(pattern, printed)]
+
+
+def test_a_broken_bias_is_no_unmoved_head(base: Path, tmp_path: Path) -> None:
+    """Zero biases as Qwen 2 has them, and NaN in one."""
+    config = json.loads((base / "config.json").read_text()) | {"model_type": "qwen2"}
+    weights = load_file(base / "model.safetensors")
+    for name in [name for name in weights if re.search(r"[qkv]_proj\.weight", name)]:
+        weights[name.replace("weight", "bias")] = np.zeros(len(weights[name]), np.float32)
+    for name in ("sound", "broken"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        save_file(weights, tmp_path / name / "model.safetensors")
+        weights["model.layers.1.self_attn.k_proj.bias"][0] = np.nan
+    result = run_undrawn("compare", tmp_path / "sound", tmp_path / "broken")
+    assert "W_QK did not move, but its bias is not finite in " in result.stdout

@@ -64,6 +64,8 @@ def test_broken_value_leaves_a_verdict(name: str, value: float, is_base: bool, b
     lineage = ws.lineage(*pair)
     assert lineage.verdict in ("derived", "related")
     assert lineage.parts["attention"].is_shared
+    if not np.isfinite(value):
+        assert "values that are not finite" in [kind.kind for kind in lineage.kinds]
 
 
 def exchanged(w: np.ndarray) -> np.ndarray:

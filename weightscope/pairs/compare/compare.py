@@ -473,15 +473,16 @@ class Comparison(Result):
     def _of_the_rest(self, name: str) -> str:
         """A phrase on other distances and on the bias, for a map unmoved at distance 0."""
         parts = (f"{name}_change_delta1", f"{name}_change_far", f"{name}_bias_effect")
-        near, far, bias = (
-            float(np.nanmax(self.from_first.get(part, np.zeros((1, 1)))[-1])) for part in parts
-        )
+        changes = [self.from_first.get(part, np.zeros((1, 1)))[-1] for part in parts]  # (L, H)
+        near, far, bias = (float(np.nanmax(each)) for each in changes)
         if near > UNMOVED:
             return f"moved between tokens that are apart, by up to {max(near, far):.3g}"
         if far > UNMOVED:
             return f"moved at long distances alone, by up to {far:.3g}"
         if bias > UNMOVED:
             return f"did not move, but its bias did, by up to {bias:.3g}"
+        if n_unknown := int(np.isnan(changes[2]).sum()):
+            return f"did not move, but its bias is not finite in {counted(n_unknown, 'head')}"
         return "did not move"
 
     @cached_property

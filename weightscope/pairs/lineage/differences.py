@@ -42,7 +42,7 @@ from weightscope.pairs.deeds.thresholds import (
 from weightscope.pairs.lineage.matching import Match
 from weightscope.pairs.lineage.sketches import Sketches
 from weightscope.pairs.same.stored import equal_bytes, same_files
-from weightscope.report.findings import indexed, spans
+from weightscope.report.findings import indexed, listed, spans
 
 FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
 OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` and the evidence
@@ -378,6 +378,7 @@ def weight_kinds(
         untrained = {*plain, *plain_layers(weights, ())}
     explained = {name for names in moved_gains.values() for name in names}
     kinds = [
+        *_not_finite(weights),
         *_basis(weights),
         *_of_layers(weights),
         *_gains(moved_gains, weights.layers),
@@ -387,6 +388,16 @@ def weight_kinds(
         *_training(weights, structure, explained, untrained),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
+
+
+def _not_finite(weights: WeightChanges) -> Iterator[Kind]:
+    """NaN and infinity outside attention, whose values are refused."""
+    broken = [(i, change) for i, change in weights.every if change.kind is What.NOT_FINITE]
+    layers = sorted({i for i, _ in broken if i is not None})
+    if broken:
+        names = listed([change.name_b for _, change in broken], 3)
+        text = f"NaN or infinity in {names}."
+        yield Kind("values that are not finite", layers, text, len(layers) / len(weights.layers))
 
 
 def _untouched(weights: WeightChanges) -> bool:
