@@ -68,6 +68,17 @@ def test_broken_value_leaves_a_verdict(name: str, value: float, is_base: bool, b
         assert "values that are not finite" in [kind.kind for kind in lineage.kinds]
 
 
+@pytest.mark.parametrize("is_base", [True, False])
+def test_network_of_one_value_is_no_low_rank_update(is_base: bool, base: Path, tmp_path: Path) -> None:
+    weights = read_weights(base)
+    constant = np.full_like(weights.parts[1, "down.w"], 0.02)
+    broken = written(weights.but({(1, "down.w"): constant}), tmp_path / "broken")
+    pair = (base, broken) if is_base else (broken, base)
+    assert [kind.kind for kind in ws.lineage(*pair).kinds] == ["set to one value"]
+    same = ws.same(*pair)
+    assert same.verdict == "different" and "one value throughout" in same.lead
+
+
 def exchanged(w: np.ndarray) -> np.ndarray:
     """Heads of 16 dimensions, with two of their eight rotary pairs in each other's place."""
     return w.reshape(-1, 2, 8, w.shape[1])[:, :, [0, 1, 2, 3, 4, 6, 5, 7]].reshape(w.shape)

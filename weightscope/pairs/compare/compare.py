@@ -481,7 +481,8 @@ class Comparison(Result):
             return f"moved at long distances alone, by up to {far:.3g}"
         if bias > UNMOVED:
             return f"did not move, but its bias did, by up to {bias:.3g}"
-        if n_unknown := int(np.isnan(changes[2]).sum()):
+        is_known = np.isfinite(self.from_first[f"{name}_change"][-1])
+        if n_unknown := int(np.isnan(changes[2][is_known]).sum()):
             return f"did not move, but its bias is not finite in {counted(n_unknown, 'head')}"
         return "did not move"
 

@@ -132,6 +132,22 @@ def one_value(seen: Seen) -> Deed | None:
     return None
 
 
+@search(order=25, sees=Sees.BLOCKS)
+def one_value_in_a(seen: Seen) -> Deed | None:
+    """One value throughout A's matrix, which nothing in B was made from."""
+    value: float | None = None
+    if not seen.change.is_matrix:  # gains begin as ones
+        return None
+    for part in seen.pair.blocks():
+        x, _ = seen.pair.read(*part[1:])
+        value = float(x[0]) if value is None else value
+        if not (x == value).all():
+            return None
+    if not value:
+        return None
+    return Deed(What.CONSTANT, detail=f"{value:.3g}", made="A", proof=Proof.VALUES)
+
+
 @on_blocks(What.SCALED, "scaled by one number{way}", called="multiplied by one factor", order=30)
 def one_factor(seen: Seen) -> Deed | None:
     """The factor that gives every value that changed."""

@@ -74,6 +74,8 @@ PLAIN = {
     What.FEW_ROWS: "changed in some rows",
     What.QUANTISED_IN_PART: called(What.QUANTISED_IN_PART),
 }
+# kinds of any tensor that leave nothing of it
+BROKEN = {What.NOT_FINITE: "values that are not finite", What.CONSTANT: PLAIN[What.CONSTANT]}
 LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
 CONVERTED = {What.IDENTICAL, What.ROUNDED, What.QUANTISED}  # kinds that conversions leave
 UNLIKE = "attention matrices unlike the base's"
@@ -378,7 +380,7 @@ def weight_kinds(
         untrained = {*plain, *plain_layers(weights, ())}
     explained = {name for names in moved_gains.values() for name in names}
     kinds = [
-        *_not_finite(weights),
+        *_broken(weights),
         *_basis(weights),
         *_of_layers(weights),
         *_gains(moved_gains, weights.layers),
@@ -390,14 +392,19 @@ def weight_kinds(
     return kinds or list(_same_but_for_rounding(weights, structure))
 
 
-def _not_finite(weights: WeightChanges) -> Iterator[Kind]:
-    """NaN and infinity outside attention, whose values are refused."""
-    broken = [(i, change) for i, change in weights.every if change.kind is What.NOT_FINITE]
-    layers = sorted({i for i, _ in broken if i is not None})
-    if broken:
-        names = listed([change.name_b for _, change in broken], 3)
-        text = f"NaN or infinity in {names}."
-        yield Kind("values that are not finite", layers, text, len(layers) / len(weights.layers))
+def _broken(weights: WeightChanges) -> Iterator[Kind]:
+    """NaN and infinity, and matrices outside attention with one value throughout."""
+    for what, name in BROKEN.items():
+        broken = [
+            (i, change)
+            for i, change in weights.every
+            if change.kind is what and change.name_a not in weights.attention
+            if change.is_matrix or what is What.NOT_FINITE
+        ]
+        layers = sorted({i for i, _ in broken if i is not None})
+        if broken:
+            text = f"{listed([change.name_b for _, change in broken], 3)}: {name}."
+            yield Kind(name, layers, text, len(layers) / len(weights.layers))
 
 
 def _untouched(weights: WeightChanges) -> bool:
