@@ -23,7 +23,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_counts(with_tokenizer("gpt2", tmp_path_factory.mktemp("counts")))
 
 
-@pytest.mark.parametrize("name", mostly_checked(NAMES, fast=["gpt2", "llama"], share=3))
+@pytest.mark.parametrize("name", mostly_checked(NAMES, fast=["gpt2", "llama"], share=6))
 def test_every_command_ends_with_numbers_or_one_line(name: str, counts: Path, tmp_path: Path) -> None:
     tiny = fixture(name)
     source = with_tokenizer(name, tmp_path / "source")

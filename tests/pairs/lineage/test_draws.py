@@ -30,7 +30,7 @@ def said_of(suspect, base, nonce):
     return (match.route, match.layers, [order.tolist() for order in match.heads], kinds), match
 
 
-@pytest.mark.parametrize("fixture", mostly_checked(EVERY, fast=["gpt2", "llama"], share=4))
+@pytest.mark.parametrize("fixture", mostly_checked(EVERY, fast=["gpt2", "llama"], share=12))
 def test_families_show_the_same_with_every_draw(fixture, tmp_path):
     rng = np.random.default_rng(0)
     moved = changed(fixture, tmp_path / "moved", lambda w: w + 0.2 * w.std() * rng.standard_normal(w.shape))
