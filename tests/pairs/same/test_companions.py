@@ -103,6 +103,20 @@ def test_code_and_pooling_that_differ_leave_the_verdict_undecided(name: str, pai
     assert [each["file"] for each in value["files"] if each["decides"]] == [name.partition(" ")[0]]
 
 
+OTHER_WEIGHTS = {"weights": lambda folder: write_dense(folder, -1.0)}
+
+
+@pytest.mark.parametrize("name", DECIDING | OTHER_WEIGHTS)
+def test_an_identity_knows_the_files_that_decide(name: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    for folder in pair:
+        names_own_code(folder)
+    original, kept = tmp_path / "a.id.json", ["same", tmp_path / "a.id.json", pair[1]]
+    assert run("id", pair[0], "--out", original).exit_code == run(*kept).exit_code == 0
+    (DECIDING | OTHER_WEIGHTS)[name](pair[1])
+    assert run(*kept).exit_code == 4
+    assert ws.identity(pair[1]).wsid == ws.identity(pair[0]).wsid
+
+
 def test_code_in_one_of_them_alone_leaves_the_verdict_undecided(pair: tuple[Path, Path]) -> None:
     config = json.loads((pair[1] / "config.json").read_text())
     del config["auto_map"]

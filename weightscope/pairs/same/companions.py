@@ -6,7 +6,7 @@ modules. GGUF files and adapters stand alone.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -120,8 +120,8 @@ def _differences(
         decides.append(FileDifference(MODULES, f"names {named_by[0]} in A, {named_by[1]} in B"))
         return decides, named, None
     seen = {difference.file for difference in decides}
-    own = {module.type: module.type for module in of_a if module.is_own}
-    decides += [each for each in _code_behind(MODULES, own, x, y) if each.file not in seen]
+    behind = _code_behind(MODULES, _own_classes(of_a), x, y)
+    decides += [each for each in behind if each.file not in seen]
     decides += _settings(x, y)
     decides += _others(x, y)
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
@@ -137,7 +137,7 @@ def _unread(x: "_Place", y: "_Place") -> Iterator[FileDifference]:
 
 
 def file_digests(checkpoint: Checkpoint) -> dict[str, str]:
-    """SHA-256 of the chat template, and of the code that config.json names.
+    """SHA-256 of the chat template, of code, and of what decides of modules around the model.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def file_digests(checkpoint: Checkpoint) -> dict[str, str]:
     if isinstance(first, GgufFile):
         template = first.config.get("tokenizer.chat_template")
     elif place := _place_of(checkpoint):
-        texts = _code_of(place, checkpoint.config.get(CODE))
+        texts = dict(_of_modules(place)) | _code_of(place, checkpoint.config.get(CODE))
         if why := next(iter(place.unread.values()), ""):
             raise CheckpointError(f"has code that cannot be read ({why})", file=checkpoint.name)
         template = (place.json("tokenizer_config.json") or {}).get("chat_template")
@@ -319,6 +319,25 @@ def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
 
 
 # Modules of sentence-transformers
+
+
+def _own_classes(modules: Sequence[_SentenceModule]) -> dict[str, str]:
+    """Classes of modules whose code is next to the weights, as `auto_map` names its own."""
+    return {module.type: module.type for module in modules if module.is_own}
+
+
+def _of_modules(place: _Place) -> Iterator[tuple[str, bytes]]:
+    """The list of modules, and the code, the settings and a digest of the weights of each."""
+    modules = place.modules
+    if modules:
+        yield MODULES, ", ".join(module.label for module in modules).encode()
+    yield from _code_of(place, _own_classes(modules)).items()
+    for _, path in place.inner():
+        settings = _stated(place.json(f"{path}/{SETTINGS}") or {})
+        yield f"{path}/{SETTINGS}", json.dumps(settings, sort_keys=True).encode()
+        name, _, digest = _digest(place, path)
+        if name:
+            yield f"{path}/{name}", digest.encode()
 
 
 def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
