@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.numpy import save_file
 import weightscope as ws
 from tests.support.commands import is_one_line, run
 from tests.support.tiny_models import FIXTURES
+from weightscope.pairs.same.by_identity import compare_files
 
 POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 MODULES = ("Transformer", "Pooling", "Dense")
@@ -115,6 +117,15 @@ def test_an_identity_knows_the_files_that_decide(name: str, pair: tuple[Path, Pa
     (DECIDING | OTHER_WEIGHTS)[name](pair[1])
     assert run(*kept).exit_code == 4
     assert ws.identity(pair[1]).wsid == ws.identity(pair[0]).wsid
+
+
+def test_a_gguf_file_has_no_modules_that_could_differ(pair: tuple[Path, Path]) -> None:
+    for folder in pair:
+        (folder / "modeling_own.py").unlink()
+    original = ws.identity(pair[0])
+    copy = replace(original, container="gguf", files={})
+    assert [each.file for each in compare_files(original, copy).deciding] == []
+    assert len(compare_files(original, replace(copy, container="safetensors")).deciding) == 4
 
 
 def test_code_in_one_of_them_alone_leaves_the_verdict_undecided(pair: tuple[Path, Path]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from weightscope.checkpoint.opening import MODULES
 from weightscope.core.errors import counted
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.pairs.deeds.blocks import deed_of_cast
@@ -153,11 +154,16 @@ def _judged(
 
 
 def compare_files(a: Identity, b: Identity) -> Companions:
-    """Code that config.json names decides what is computed, a chat template does not."""
+    """Code and modules decide what is computed, a chat template does not.
+
+    A GGUF file has no modules around the model.
+    """
+    stands_alone = "gguf" in (a.container, b.container)
     differing = [
         FileDifference(name, "differs" if {name} <= {*a.files} & {*b.files} else "is in one only")
         for name in sorted({*a.files, *b.files})
         if a.files.get(name) != b.files.get(name)
+        if not (stands_alone and (name == MODULES or "/" in name))
     ]
     code = tuple(each for each in differing if each.file != TEMPLATE)
     return Companions(code, tuple(each for each in differing if each.file == TEMPLATE))
