@@ -444,6 +444,9 @@ QUOTED: dict[str, list[float]] = {
     "With s = 0.144 its rank correlation with the measurement over heads is {:.2f}": [
         cell(AGREEMENT, "rank_correlation", of="s = 0.144")
     ],
+    "heads, 3, 7 and 4, also have the three highest AUROCs by frequency ({:.3f}, {:.3f}, {:.2f})": [
+        cell(NEAR, "auroc_by_frequency", head=head) for head in (3, 7, 4)
+    ],
     "Position 1023 looks hardly trained (norm {:.2f}, median of the others {:.2f})": [
         cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
     ],
