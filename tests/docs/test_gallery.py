@@ -58,8 +58,8 @@ QUOTED: dict[str, list[float]] = {
         cell(GPT2, "vo_gap", layer=11, head=8)
     ],
     "{} heads from a 4-bit GGUF": [len(rows(SMOLLM2))],
-    "Two of {} heads stand out by $W_QK$": [len(rows(MINILM))],
-    "its $W_QK$ uses {:.0f} directions where its neighbours use {:.0f}": found(
+    "Two of {} heads stand out by W_QK": [len(rows(MINILM))],
+    "its W_QK uses {:.0f} directions where its neighbours use {:.0f}": found(
         "smollm2", kind="layer_off_trend", map="qk"
     ),
     "Of its {} heads": [len(rows(TIMES))],
@@ -90,7 +90,7 @@ HELD: dict[str, bool] = {
     "more than any head of seven other checkpoints": cell(
         "audit-gpt2/percentiles.csv", "vo_gap", layer=11, head=8
     ) == 100,
-    "Their $W_QK$ and $W_VO$ use as many directions as random factors do": all(
+    "Their W_QK and W_VO use as many directions as random factors do": all(
         0.98 < np.median(column(TIMES, rank)) / column(TIMES, f"{rank}_random")[0] < 1.02
         for rank in ("qk_effective_rank", "vo_effective_rank")
     ),
@@ -111,7 +111,7 @@ HELD: dict[str, bool] = {
         and 5.5 < times("minilm", kind="outlier_head", layer="0") < 6.5
         and 5 < times("minilm", kind="outlier_head", layer="4") < 5.5
     ),
-    "Layer 1's $W_QK$ is twice as large as its neighbours'": (
+    "Layer 1's W_QK is twice as large as its neighbours'": (
         2 < times("vit", kind="layer_off_trend", layer="1", map="qk") < 2.2
     ),
     "the position of the class token is the longest": found("vit", kind="oversized_rows", index="0") is not None,
