@@ -9,11 +9,13 @@ decide anything.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isclose, prod
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from weightscope.checkpoint.checkpoint import Checkpoint
-from weightscope.checkpoint.config import LARGEST, Config
+from weightscope.checkpoint.config import LARGEST, Config, read_json
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.alike import computed_by, differs_for_sure
@@ -33,6 +35,7 @@ from weightscope.model.config.effects import (
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
 from weightscope.model.config.rules import (
+    always,
     global_sizes,
     is_rotated,
     listed,
@@ -73,7 +76,8 @@ UNTOLD = {
     "window_block_indexes",
 }
 WINDOW, GATE = "sliding_window", "use_sliding_window"
-OF_WINDOWS = (WINDOW, GATE, "layer_types")
+TYPES = "layer_types"
+OF_WINDOWS = (WINDOW, GATE, TYPES)
 LISTED = ("layer_types", "layers_block_type", "sliding_window_pattern")
 PATTERN_OF_BLOCKS = "hybrid_override_pattern"  # Nemotron-H's letters for layers
 LIKE = {"mamba": "linear_attention", "attention": "full_attention"}  # types of layers by one name
@@ -268,6 +272,8 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
         elif key.rpartition(".")[2] == "model_type":
             effects = [_of_types(a, b) if key == a.kind == b.kind else UNKNOWN]
         effect = NONE if key in idle else min(effects, key=EFFECTS.index)
+        if key.rpartition(".")[2] == TYPES and effect == NONE and key not in idle:
+            effect = UNKNOWN  # transformers may choose another class by it
         if key.rpartition(".")[2] in OF_WINDOWS and effect == COMPUTATION:
             effect = UNKNOWN if _exceeds_positions(key, (a, b)) else effect
         if a.kind == b.kind and None in (x, y) and a.values.get(a.kind) != b.values.get(b.kind):
@@ -291,13 +297,32 @@ def _of_types(a: Stated, b: Stated) -> str:
     return COMPUTATION if differs_for_sure(a.computes, b.computes) else UNKNOWN
 
 
+@lru_cache(None)
+def windowed_types(how: str) -> frozenset[str]:
+    """Types whose code in transformers 5 has windows in the layers of that type, or in "all"."""
+    by_reader: Any = read_json(Path(__file__).with_name("readers.json"))["transformers 5"]
+    return frozenset(by_reader["windows"][how].split())
+
+
 def _exceeds_positions(key: str, sides: tuple[Stated, Stated]) -> bool:
-    """True if no window is shorter than the longest text that a config says."""
+    """True if no window is shorter than the longest text that a config says.
+
+    Types of layers count all the same where they decide how positions turn.
+    """
+    if key.rpartition(".")[2] == TYPES and any(map(_turns_by_type, sides)):
+        return False
     place = key.removesuffix(key.rpartition(".")[2])
     longest = [side.values.get(f"{place}max_position_embeddings") for side in sides]
     windows = [side.values.get(place + WINDOW) or LARGEST for side in sides]
     known = [each for each in (*longest, *windows) if isinstance(each, int)]
     return len(known) == 4 and min(known[2:]) >= max(known[:2])
+
+
+def _turns_by_type(side: Stated) -> bool:
+    """True unless all layers are known to rotate alike."""
+    rope = side.computes.positions.rope if side.computes else None
+    is_alike = isinstance(rope, Rope) and rope.rotates is always
+    return not is_alike or any(re.search(r"sliding_attention|local", key) for key in side.values)
 
 
 def _of_lacking(key: str, effect: str, lacking: Stated) -> str:
@@ -564,6 +589,8 @@ def _normal(root: Config, row: Family, section: Config, kind: str, chosen: Confi
             types = [LIKE.get(kind, kind) for kind in numbers.layer_types]
             _replace(values, spelled, section, names, family.config.listed, types)
             makes |= _by_layer(values, numbers, family, kind)
+            if kind in windowed_types("all") and section.get(TYPES):
+                values[TYPES + AS_WRITTEN] = section[TYPES]  # its own class does not ask for types
         present |= {key for key in ("head_dim", family.config.listed, *makes) if key in values}
         if isinstance(family.rope, Rope):
             present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
@@ -606,10 +633,11 @@ def _by_layer(
         kind in tables()["values"].get(GATE, ())
         and family.config.layer_types is not windows_without_rotation
     )
-    is_seen = "sliding_attention" in numbers.layer_types and not (
-        gated and values.get(GATE) is not True
-    )
-    if by_type and not is_seen and turning not in (windowed, windowed_if_any, windowed_or_leading):
+    is_off = gated and values.get(GATE) is not True
+    is_seen = "sliding_attention" in numbers.layer_types and not is_off
+    is_unused = is_off or (not is_seen and kind in windowed_types("by type"))
+    turns = turning in (windowed, windowed_if_any, windowed_or_leading)
+    if by_type and not is_seen and is_unused and not turns:
         values.pop(WINDOW, None)
     if family.config.sizes is global_sizes:
         sizes = [dict(global_sizes(numbers, i)) for i in range(numbers.n_layers)]
