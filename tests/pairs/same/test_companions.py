@@ -105,6 +105,90 @@ def test_code_and_pooling_that_differ_leave_the_verdict_undecided(name: str, pai
     assert [each["file"] for each in value["files"] if each["decides"]] == [name.partition(" ")[0]]
 
 
+def with_module(kind: str, files: dict[str, str]) -> Change:
+    """One more module, with these files in its folder."""
+
+    def change(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        listed.append({"idx": 3, "name": "3", "path": f"3_{kind}", "type": f"sentence_transformers.models.{kind}"})
+        write_json(folder / "modules.json", listed)
+        for name, text in files.items():
+            (folder / f"3_{kind}" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"3_{kind}" / name).write_text(text)
+
+    return change
+
+
+def many_modules(last: str) -> Change:
+    def change(folder: Path) -> None:
+        for _ in range(20):
+            with_module("Normalize", {})(folder)
+        with_module("Dense", {"config.json": last})(folder)
+
+    return change
+
+
+def elsewhere(text: str) -> Change:
+    """The transformer is loaded from a folder of its own, and other weights lie at the top."""
+
+    def change(folder: Path) -> None:
+        listed = json.loads((folder / "modules.json").read_text())
+        listed[0]["path"] = "0_Transformer"
+        write_json(folder / "modules.json", listed)
+        (folder / "0_Transformer").mkdir()
+        (folder / "0_Transformer" / "model.safetensors").write_text(text)
+
+    return change
+
+
+BY_MODULE: dict[str, tuple[Change, Change]] = {
+    "prompts are left out of the mean": (
+        changes("1_Pooling/config.json", json.dumps(POOLING | {"include_prompt": True})),
+        changes("1_Pooling/config.json", json.dumps(POOLING | {"include_prompt": False})),
+    ),
+    "a bias or none": (
+        changes("2_Dense/config.json", '{"bias": false}'), changes("2_Dense/config.json", "{}"),
+    ),
+    "another route": (
+        with_module("Router", {"router_config.json": "1", "query/0/config.json": "{}"}),
+        with_module("Router", {"router_config.json": "2", "query/0/config.json": "{}"}),
+    ),
+    "other weights of a route": (
+        with_module("Router", {"query/0/model.safetensors": "1"}),
+        with_module("Router", {"query/0/model.safetensors": "2"}),
+    ),
+    "other strides": (
+        with_module("CNN", {"cnn_config.json": "1"}), with_module("CNN", {"cnn_config.json": "2"}),
+    ),
+    "fewer layers": (
+        changes("sentence_bert_config.json", '{"max_seq_length": 9}'),
+        changes("sentence_bert_config.json", '{"max_seq_length": 8, "config_args": {"num_hidden_layers": 1}}'),
+    ),
+    "the module after many": (many_modules('{"bias": false}'), many_modules('{"bias": true}')),
+    "another transformer": (elsewhere("1"), elsewhere("2")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_MODULE)
+def test_modules_that_compute_something_else_are_never_passed_over(
+    name: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for folder, change in zip(pair, BY_MODULE[name], strict=True):
+        change(folder)
+    for a, b in (pair, pair[::-1]):
+        assert ws.same(a, b).verdict == "undecided"
+    original = tmp_path / "a.id.json"
+    made = run("id", pair[0], "--out", original)
+    assert run("same", original, pair[1]).exit_code == 4 or (made.exit_code == 2 and is_one_line(made))
+
+
+def test_settings_of_texts_and_what_newer_versions_write_are_no_difference(pair: tuple[Path, Path]) -> None:
+    more = {"include_prompt": True, "pooling_mode_lasttoken": False, "pooling_mode_weightedmean_tokens": False}
+    write_json(pair[1] / "1_Pooling" / "config.json", POOLING | more)
+    (pair[1] / "sentence_bert_config.json").write_text('{"max_seq_length": 8, "do_lower_case": false}')
+    assert ws.same(*pair).verdict == "same bytes"
+
+
 OTHER_WEIGHTS = {"weights": lambda folder: write_dense(folder, -1.0)}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,7 +44,13 @@ NAMED = (
 )
 # keys that say who wrote a file
 WRITERS = ("transformers_version", "__version__", "_from_model_config")
-ADDED = {"include_prompt": True}  # settings of a module that newer versions write out
+# settings of a module that newer versions write out, and what older ones leave to the default
+ADDED = {"include_prompt": True}
+MODES = re.compile(r"pooling_mode_(?!mean_tokens$)\w+", re.ASCII)  # off where they are left out
+# modules of which config.json and one file of weights say everything
+PLAIN = {"Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout"}
+LOADING = "sentence_bert_config.json"
+OF_TEXTS = {"max_seq_length", "do_lower_case"}  # its keys that only concern texts
 PICKLED_LONE = "pytorch_model.bin"
 SETTINGS = "config.json"
 MOST_MODULES, MOST_CODE, LONGEST_PATH = 20, 100, 200
@@ -122,8 +129,7 @@ def _differences(
     seen = {difference.file for difference in decides}
     behind = _code_behind(MODULES, _own_classes(of_a), x, y)
     decides += [each for each in behind if each.file not in seen]
-    decides += _settings(x, y)
-    decides += _others(x, y)
+    decides += [*_loading(x, y), *_settings(x, y), *_others(x, y), *_folders(x, y)]
     is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
     unread = {*x.pickled, *y.pickled}
     return decides, named, (x.tensors(unread), y.tensors(unread)) if is_here else None
@@ -208,6 +214,8 @@ class _Place:
                 listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"]
         entries = listed if isinstance(listed, list) else []
         modules = [entry for entry in entries if isinstance(entry, dict)][:MOST_MODULES]
+        if len(modules) < len(entries):
+            self.unread[MODULES] = f"{len(entries)} entries, of which {len(modules)} were read"
         return tuple(
             _SentenceModule(str(entry.get("type")), str(entry.get("path") or ""))
             for entry in modules
@@ -216,11 +224,40 @@ class _Place:
     def inner(self) -> Iterator[tuple[str, str]]:
         """Name (such as 1_Pooling) and folder of each module but the transformer."""
         for index, module in enumerate(self.modules):
-            kind, path = module.kind, module.path
-            place = PurePosixPath(path)
-            is_inner = ".." not in place.parts and not place.is_absolute()
-            if kind != "Transformer" and path and is_inner and len(path) <= LONGEST_PATH:
-                yield f"{index}_{kind}", path
+            if module.kind != "Transformer" and self._is_inner(module.path):
+                yield f"{index}_{module.kind}", module.path
+
+    def _is_inner(self, path: str) -> bool:
+        """True for a folder of its own in this place."""
+        place = PurePosixPath(path)
+        is_inner = ".." not in place.parts and not place.is_absolute()
+        if path and not (is_inner and len(path) <= LONGEST_PATH):
+            self.unread[f"{MODULES}: {path[:40]}"] = "is no folder next to the weights"
+            return False
+        return bool(path)
+
+    def folders(self) -> Iterator[str]:
+        """Folders of modules that are compared file by file: of other kinds, or not read."""
+        for module in self.modules:
+            is_plain = module.kind in PLAIN and not module.is_own
+            if module.kind == "Transformer" and module.path and isinstance(self.where, Path):
+                is_plain = (self.where / module.path).resolve() == self.checkpoint.folder.resolve()
+            if not is_plain and self._is_inner(module.path):
+                yield module.path
+
+    def digests(self, path: str) -> dict[str, str]:
+        """SHA-256 of every file in a module's folder; empty where they are not all at hand."""
+        folder = self.where / path if isinstance(self.where, Path) else None
+        files = [] if folder is None else [*islice(folder.rglob("*"), MOST_CODE + 1)]
+        if folder is None or len(files) > MOST_CODE:
+            self.unread[path] = "its files are not at hand, or too many"
+            return {}
+        digests = {}
+        for file in sorted(file for file in files if file.is_file()):
+            stored = OpenFile(file)
+            stored.read_digest()
+            digests[file.relative_to(folder).as_posix()] = stored.sha256
+        return digests
 
     @property
     def pickled(self) -> Iterator[str]:
@@ -332,6 +369,10 @@ def _of_modules(place: _Place) -> Iterator[tuple[str, bytes]]:
     if modules:
         yield MODULES, ", ".join(module.label for module in modules).encode()
     yield from _code_of(place, _own_classes(modules)).items()
+    if modules and (loading := _of_loading(place)):
+        yield LOADING, json.dumps(loading, sort_keys=True).encode()
+    for path in place.folders():
+        yield f"{path}/", json.dumps(place.digests(path), sort_keys=True).encode()
     for _, path in place.inner():
         settings = _stated(place.json(f"{path}/{SETTINGS}") or {})
         yield f"{path}/{SETTINGS}", json.dumps(settings, sort_keys=True).encode()
@@ -352,11 +393,33 @@ def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those that newer versions write out and older ones leave to the default."""
-    return {
-        key: value
-        for key, value in settings.items()
-        if value not in (None, False) and ADDED.get(key, ...) is not value
-    }
+    return {key: value for key, value in settings.items() if not _is_default(key, value)}
+
+
+def _is_default(key: str, value: Any) -> bool:
+    if key in ADDED:
+        return value is ADDED[key]
+    return value is None or (value is False and MODES.fullmatch(key) is not None)
+
+
+def _loading(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """A difference in how the transformer is loaded, such as another number of layers."""
+    a, b = map(_of_loading, (x, y))
+    if a != b:
+        yield FileDifference(LOADING, f"differs ({_first_key(a, b)})")
+
+
+def _of_loading(place: _Place) -> dict[str, Any]:
+    """Settings of the transformer, but those of texts."""
+    settings = (place.json(LOADING) if _may_have(place, LOADING) else None) or {}
+    return {key: value for key, value in settings.items() if key not in OF_TEXTS}
+
+
+def _folders(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """Folders of modules that are compared file by file."""
+    for path in dict.fromkeys((*x.folders(), *y.folders())):
+        if x.digests(path) != y.digests(path):
+            yield FileDifference(f"{path}/", "holds other files")
 
 
 def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
