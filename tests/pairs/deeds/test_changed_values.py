@@ -128,6 +128,28 @@ def test_no_cut_is_named_where_other_singular_values_went_or_values_moved() -> N
         assert done is None or done.what is not What.RANK_CUT
 
 
+@pytest.mark.parametrize("angle", [0.6, 0.01])
+@pytest.mark.parametrize("tail", [1.0, 9.0])
+def test_a_projection_on_other_directions_is_no_cut(angle: float, tail: float) -> None:
+    """Row vectors that are turned out of the space of the largest singular values."""
+    rng = np.random.default_rng(1)
+    u, v = (np.linalg.qr(rng.standard_normal((64, 64)))[0] for _ in range(2))
+    x = (u * np.where(np.arange(64) < 8, 10.0, tail)) @ v.T
+    turned = np.cos(angle) * v[:, :8] + np.sin(angle) * v[:, 8:16]
+    y = (x @ turned @ turned.T).astype(np.float32)
+    done = found(Side(x.astype(np.float32)), Side(y), "down")
+    assert done is None or done.what is not What.RANK_CUT
+
+
+@pytest.mark.parametrize("value", [1.0, 0.5, -2.0])
+def test_zeros_are_no_bytes_in_another_order(value: float) -> None:
+    x = np.full((16, 16), value, np.float32)
+    done = found(Side(x), Side(np.zeros_like(x)), "down")
+    assert done is not None and done.what is What.ZEROED
+    more = found(Side(x), Side(x + np.eye(16, dtype=np.float32)), "down")
+    assert more is None or more.what is not What.RANK_CUT
+
+
 @pytest.mark.parametrize(("factor", "digits"), [(1.0001, "1.0001"), (0.9999, "0.9999"), (1.00003, "1.00003"),
                                                 (1.25, "1.25")])  # fmt: skip
 @pytest.mark.parametrize("axis", [0, 1])

@@ -34,7 +34,7 @@ from weightscope.pairs.deeds.views import EVERYWHERE, Side, Sizes, View, explain
 def reinterpreted(views: Sequence[View], _: Sizes) -> Deed | None:
     """A dtype read as another one, or bytes in the other order."""
     view = views[0]
-    if view.x.half is not None:
+    if view.x.half is not None or not view.y.values.any():  # zeros are erased
         return None
     single = np.ascontiguousarray(view.x.values, dtype=np.float32)
     few, y = _readings(np.ascontiguousarray(single[np.ix_(*view.few)])), view.y.at(*view.few)
@@ -388,7 +388,7 @@ def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
     Room is that of sums over singular vectors, and of vectors of values that were rounded.
     """
     x, y = before.values, after.values
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or not np.ptp(y):
         return None
     rounded = float(np.sqrt(np.mean(np.square(after.room, dtype=np.float64))))
     probe = np.random.default_rng(0).standard_normal((x.shape[1], 8)).astype(x.dtype)
@@ -396,13 +396,15 @@ def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
     noise = rounded * (sqrt(x.shape[0]) + sqrt(x.shape[1])) + 2.0**-22 * size  # spectral norm
     if not size or inside > 8 * noise * sqrt(x.shape[1]) * size**2:
         return None  # most changes end here
-    _, sigma, vt = np.linalg.svd(y.astype(np.float64), full_matrices=False)
+    u, sigma, vt = np.linalg.svd(y.astype(np.float64), full_matrices=False)
     rank = int((sigma > noise).sum())
     if not 0 < rank < len(sigma):
         return None
-    kept = x.astype(np.float64) @ vt[:rank].T
-    values = kept @ vt[:rank]
-    if np.linalg.norm(x - values, 2) > sigma[rank - 1] + noise:
+    values = x.astype(np.float64) @ vt[:rank].T @ vt[:rank]
+    rest = x - values
+    # singular vectors of `before` span both spaces, else the rest has a part in one of them
+    is_apart = np.linalg.norm(u[:, :rank].T @ rest, 2) <= 8 * noise
+    if not is_apart or np.linalg.norm(rest, 2) > sigma[rank - 1] + noise:
         return None
     room = np.full(x.shape, rounded + 2.0**-22 * sigma[0])
     return rank, replace(before, values=values, half=room)
