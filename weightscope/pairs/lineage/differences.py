@@ -404,7 +404,7 @@ def _broken(weights: WeightChanges) -> Iterator[Kind]:
         layers = sorted({i for i, _ in broken if i is not None})
         if broken:
             text = f"{listed([change.name_b for _, change in broken], 3)}: {name}."
-            yield Kind(name, layers, text, len(layers) / len(weights.layers))
+            yield Kind(name, layers, text, len(layers) / max(1, len(weights.layers)))
 
 
 def _untouched(weights: WeightChanges) -> bool:
