@@ -382,6 +382,7 @@ def cut_to_rank(views: Sequence[View], _: Sizes) -> Deed | None:
     return None
 
 
+@np.errstate(all="ignore")
 def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
     """The rank of `after`, and `before` in its row space; None if larger singular values went.
 
@@ -394,7 +395,7 @@ def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
     probe = np.random.default_rng(0).standard_normal((x.shape[1], 8)).astype(x.dtype)
     inside, size = np.linalg.norm((x - y) @ (y.T @ (y @ probe))), float(np.linalg.norm(y))
     noise = rounded * (sqrt(x.shape[0]) + sqrt(x.shape[1])) + 2.0**-22 * size  # spectral norm
-    if not size or inside > 8 * noise * sqrt(x.shape[1]) * size**2:
+    if not size or not inside <= 8 * noise * sqrt(x.shape[1]) * size**2 < np.inf:
         return None  # most changes end here
     u, sigma, vt = np.linalg.svd(y.astype(np.float64), full_matrices=False)
     rank = int((sigma > noise).sum())

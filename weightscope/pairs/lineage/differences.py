@@ -612,6 +612,8 @@ def _plain_way(change: Change) -> str:
     """The deed of a tensor in words, where it is not as training leaves it."""
     if change.kind in PLAIN:
         return PLAIN[change.kind]
+    if change.kind is What.RANK_CUT:  # that B can be recomputed so is a kind of its own
+        return ""
     if change.deed.proof is not Proof.NONE:
         return sentence(change.deed)
     return "" if change.is_tuned or change.rank else UNLIKE
