@@ -197,7 +197,7 @@ SAID: dict[str, tuple[Callable[[Weights], None], str, str]] = {
                                     "'heads in another order (columns)' in 3 of 9 changed tensors"),
     "DoRA": (each(partial(dora, 4)), "full", "of rank up to 4 and a factor for each row, as of a DoRA, in 21 of 21"),
     "LoKr": (each(lokr), "full", "a Kronecker product, as of a LoKr, in 21 of 21 matrices"),
-    "LoKr, of which some lack ranks": (each(lokr_of_many_ranks), "full",
+    "LoKr, some without a rank": (each(lokr_of_many_ranks), "full",
                                        "a Kronecker product, as of a LoKr, in 21 of 21 matrices"),
     "trained in full": (each(trained, "weight"), "full", "of full rank in 21 of 21 matrices"),
     "one step on few tokens": (one_step, "low rank", "11 in 21 of 21 matrices, as a few steps of training"),

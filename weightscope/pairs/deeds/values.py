@@ -386,7 +386,7 @@ def cut_to_rank(views: Sequence[View], _: Sizes) -> Deed | None:
 def _projected(before: Side, after: Side) -> tuple[int, Side] | None:
     """The rank of `after`, and `before` in its row space; None if larger singular values went.
 
-    Room is that of sums over singular vectors, and of vectors of values that were rounded.
+    Room is for sums over singular vectors, and for vectors of values that were rounded.
     """
     x, y = before.values, after.values
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not np.ptp(y):

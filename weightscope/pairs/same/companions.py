@@ -47,7 +47,7 @@ WRITERS = ("transformers_version", "__version__", "_from_model_config")
 # settings of a module that newer versions write out, and what older ones leave to the default
 ADDED = {"include_prompt": True}
 MODES = re.compile(r"pooling_mode_(?!mean_tokens$)\w+", re.ASCII)  # off where they are left out
-# modules of which config.json and one file of weights say everything
+# modules that config.json and one file of weights describe whole
 PLAIN = {"Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout"}
 LOADING = "sentence_bert_config.json"
 OF_TEXTS = {"max_seq_length", "do_lower_case"}  # its keys that only concern texts
@@ -270,7 +270,7 @@ class _Place:
     def tensors(self, unread: Collection[str]) -> TensorsOnly:
         """The tensors of all modules but the transformer, those in safetensors on this machine.
 
-        `unread`: names of modules of which one side has no such file to compare.
+        `unread`: names of modules that have no such file on one side.
         """
         tensors: dict[str, StoredTensor] = {}
         files = []
@@ -410,7 +410,7 @@ def _loading(x: _Place, y: _Place) -> Iterator[FileDifference]:
 
 
 def _of_loading(place: _Place) -> dict[str, Any]:
-    """Settings of the transformer, but those of texts."""
+    """Settings of the transformer, without lengths and case of texts."""
     settings = (place.json(LOADING) if _may_have(place, LOADING) else None) or {}
     return {key: value for key, value in settings.items() if key not in OF_TEXTS}
 
