@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -202,7 +203,7 @@ class _Place:
             return None if text is None else parse_json(text, file=name)
         return None
 
-    @property
+    @cached_property
     def modules(self) -> tuple[_SentenceModule, ...]:
         """The modules of sentence-transformers, in order; empty where the place has none."""
         if isinstance(self.where, Repository) and MODULES not in self.checkpoint.weight_files.names:
@@ -263,8 +264,8 @@ class _Place:
     def pickled(self) -> Iterator[str]:
         """Names of modules whose weights are on this machine, and not in safetensors."""
         for called, path in self.inner():
-            name, is_here, _ = _digest(self, path)
-            if is_here and name != LONE:
+            folder = self.where / path if isinstance(self.where, Path) else None
+            if folder and (folder / PICKLED_LONE).is_file() and not (folder / LONE).is_file():
                 yield called
 
     def tensors(self, unread: Collection[str]) -> TensorsOnly:
