@@ -112,7 +112,7 @@ def same_by_identity(original: Any, copy: Path) -> Same:
 def verdict_of(judge: Callable[[Any, Path], Same], original: Any, copy: Path) -> tuple[str, str]:
     """The verdict and the sentence on top; `REFUSED` and why where a file cannot be read."""
     try:
-        same = judge(original, copy)
+        same = judge(original() if callable(original) else original, copy)
     except CheckpointError as error:
         return REFUSED, str(error)
     return same.verdict, same.lead
@@ -120,7 +120,7 @@ def verdict_of(judge: Callable[[Any, Path], Same], original: Any, copy: Path) ->
 
 def judged(source: Source, made: Made) -> Conversion:
     """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
-    original = made.original() if made.original else source.folder
+    original = made.original or source.folder
     verdict, lead = verdict_of(ws.same, original, made.copy)
     by_identity, _ = verdict_of(same_by_identity, original, made.copy)
     apart, witness = float("nan"), made.no_witness

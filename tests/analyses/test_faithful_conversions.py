@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from weightscope.core.errors import CheckpointError
 from weightscope.pairs.same import VERDICTS
 
 TYPES = ("bert", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen2_vl", "t5", "vit", "whisper")
@@ -41,3 +42,16 @@ def test_rewritten_files_of_a_tiny_llama_raise_no_alarm(tmp_path):
     assert_faithful(rows)
     verdicts = [row.verdict for row in rows]
     assert {"same bytes", "same values", "rounded"} <= {*verdicts} and all(each in VERDICTS for each in verdicts)
+
+
+@pytest.mark.check
+def test_an_original_that_cannot_be_opened_is_refused():
+    pytest.importorskip("torch", reason="the sources are models of transformers")
+    pytest.importorskip("transformers")
+    from analyses.experiments.faithful_conversions import REFUSED, verdict_of
+
+    def adapter_of_experts() -> None:
+        raise CheckpointError("adapter_config.json: target_parameters is set")
+
+    verdict, lead = verdict_of(lambda original, copy: original, adapter_of_experts, Path("copy"))
+    assert verdict == REFUSED and "target_parameters" in lead
