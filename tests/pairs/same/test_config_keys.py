@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weightscope as ws
 from tests.support.cases import LLAMA, TEXT, Case, case_of
+from tests.support.commands import with_tokenizer
 from tests.support.config_edits import edited, edits, leaves
 from tests.support.slow import one_in
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.effects import COMPUTATION, NONE, UNKNOWN, Reader, effect_of
 from weightscope.model.model import open_tensors
+from weightscope.pairs.same import SAME_BYTES, UNDECIDED
 from weightscope.pairs.same.config_and_tokens import compare_settings
 
 SEQ2SEQ = {
@@ -177,3 +180,28 @@ def test_key_decides_what_the_eager_model_says(case: Case, tmp_path: Path, subte
             assert all(effect != NONE for _, moves, effect in answers if moves), answers
             if not any(moves for _, moves, _ in answers) and key not in READ_IN_VAIN[case.name]:
                 assert all(effect != COMPUTATION for _, _, effect in answers), answers
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    ],
+    ids=lambda method: method["quant_method"],
+)
+def test_packing_that_is_said_of_floats_proves_nothing(method: dict[str, Any], tmp_path: Path) -> None:
+    """A copy that was unpacked, or never packed, with the settings of another: loaders refuse it or quantise it."""
+    plain, said = tmp_path / "plain", tmp_path / "said"
+    for folder in (plain, said):
+        with_tokenizer("llama", folder)
+    values = json.loads((said / "config.json").read_text())
+    (said / "config.json").write_text(json.dumps(values | {"quantization_config": method}))
+    known = tmp_path / "plain.id.json"
+    known.write_text(json.dumps(ws.identity(plain).as_json()))
+    for a, b in ((plain, said), (said, plain), (known, said), (said, known)):
+        same = ws.same(a, b)
+        assert same.verdict == UNDECIDED and "said's config.json says by quantization_config" in same.lead
+        assert [key.config for key in same.config] == ["quantization_config"] and not same.settings.idle
+    assert ws.same(said, said).verdict == SAME_BYTES

@@ -41,7 +41,7 @@ from weightscope.pairs.identity.wsid import (
     wsid,
 )
 from weightscope.pairs.same.companions import file_digests
-from weightscope.pairs.same.config_and_tokens import settings_of, token_digests
+from weightscope.pairs.same.config_and_tokens import has_packing, settings_of, token_digests
 from weightscope.pairs.same.multiplied import multiplied
 
 SUFFIX = ".id.json"
@@ -104,6 +104,12 @@ class Identity(Result):
         """True if the config ties the head and the file holds another."""
         has = {"tokens", "unembedding"} <= self.tensors.keys() - self.left_out.keys()
         return has and self.ties is True
+
+    @property
+    def says_packed(self) -> bool:
+        """True if the config says how weights are packed, and none is, as far as is known."""
+        bits = [place.bits for place in self.stored.values()]
+        return bool(bits) and min(bits) >= HALF and has_packing(self.settings)
 
     @cached_property
     def left_out(self) -> dict[str, str]:

@@ -6,14 +6,18 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from weightscope.checkpoint.storage import BITS
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.model.config.computed import Difference, Stated, as_written, differences, stated
-from weightscope.model.config.effects import COMPUTATION, UNKNOWN
+from weightscope.model.config.effects import COMPUTATION, STORAGE, UNKNOWN
 from weightscope.model.model import Model, TensorsOnly
 from weightscope.model.rows.family import Family
 from weightscope.model.text.tokenizer import Tokenizer
 
 TIED = "tie_word_embeddings"
+PACKING = "quantization_config"  # the usual key of how weights are packed
+NOT_PACKED = "no weight is packed"
+UNPACKED = {kind for kind in BITS if not kind.startswith(("F8", "F6", "F4"))}
 STEPS = ("normalizer", "pre_tokenizer", "decoder")
 
 
@@ -37,7 +41,37 @@ def compare_settings(
         differing = differences(settings_of(a), settings_of(b))
     else:
         differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
-    return by_effect(differing, same_head=same_head)
+    found = by_effect(differing, same_head=same_head)
+    return with_packings(found, *(_says_packed(each) for each in (a, b)))
+
+
+def _says_packed(model: Model | TensorsOnly) -> bool:
+    """True if the config says how weights are packed, and none is."""
+    kinds = {tensor.dtype for tensor in model.checkpoint.values()}
+    return kinds <= UNPACKED and has_packing(as_written(model.checkpoint))
+
+
+def has_packing(settings: Stated) -> bool:
+    """True if a config says how weights are packed."""
+    return any(value and _is_packing(key) for key, value in settings.values.items())
+
+
+def _is_packing(key: str) -> bool:
+    return not STORAGE.isdisjoint(key.split("."))
+
+
+def with_packings(found: ConfigDifferences, in_a: bool, in_b: bool) -> ConfigDifferences:
+    """With a key of unknown effect if one config alone packs weights that are not.
+
+    Where weights are packed, its keys are how to read them; where none is, a loader may refuse the
+    file or quantise it.
+    """
+    if in_a == in_b:
+        return found
+    idle = [each for each in found.idle if not _is_packing(each.key)]
+    a, b = (NOT_PACKED if says else None for says in (in_a, in_b))
+    says = Difference(PACKING, a, b, UNKNOWN)
+    return ConfigDifferences(found.deciding, [*found.unknown, says], idle)
 
 
 def settings_of(model: Model | TensorsOnly) -> Stated:

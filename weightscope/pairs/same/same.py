@@ -53,6 +53,7 @@ from weightscope.pairs.same.by_identity import (
 )
 from weightscope.pairs.same.companions import Companions, compare_companions
 from weightscope.pairs.same.config_and_tokens import (
+    PACKING,
     ConfigDifferences,
     TokenizerVerdict,
     by_effect,
@@ -60,6 +61,7 @@ from weightscope.pairs.same.config_and_tokens import (
     compare_token_digests,
     compare_tokenizers,
     why_incomparable,
+    with_packings,
 )
 from weightscope.pairs.same.elsewhere import (
     find_elsewhere,
@@ -210,9 +212,7 @@ class Same(Result):
             return f"{lead}{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            unknown = [
-                f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys
-            ]
+            unknown = [self._unknown(key) for key in keys]
             unknown += map(str, self.companions.deciding)
             whys = {each.detail for each in self.differing if each.what is What.UNNAMED}
             guessed = consistent_part(self.differing)
@@ -295,6 +295,13 @@ class Same(Result):
             )
             for verdict, what, name, layer, deed, size, text in rows
         ]
+
+    def _unknown(self, key: Difference) -> str:
+        """Why a key of the config leaves the verdict open."""
+        if key.key == PACKING:
+            name = self.name_a if key.a else self.name_b
+            return f"{name}'s config.json says by {PACKING} how weights are packed, and none is"
+        return f"{key.key} in config.json differs, and its effect {_effect(key)}"
 
     @property
     def config(self) -> list[ConfigKey]:
@@ -523,6 +530,7 @@ def _same_by_identity(a: Identity, b: Identity) -> Same:
     is_tied = any(side.left_out.get("unembedding") == TIED_HEAD for side in (a, b))
     same_head = DIFFERENT not in heads and (bool(heads) or is_tied)
     settings = by_effect(differences(a.settings, b.settings), same_head=same_head)
+    settings = with_packings(settings, a.says_packed, b.says_packed)
     if a.overwritten_head != b.overwritten_head:  # readers that overwrite it run another model
         settings.unknown.append(Difference(TIED, a.ties, b.ties, UNKNOWN))
     companions = compare_files(a, b)
