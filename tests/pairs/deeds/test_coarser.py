@@ -7,9 +7,11 @@ import pytest
 
 import weightscope.pairs.deeds.blocks  # noqa: F401 - registers the words of its deeds
 from tests.support.files import write
+from tests.support.plants.derivations import groups_to_nearest
 from weightscope.checkpoint.ggml_blocks import LAYOUTS
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
+from weightscope.pairs.deeds.catalogue import compare_pairs
 from weightscope.pairs.deeds.change import change_of, unchanged
 from weightscope.pairs.deeds.deed import What, sentence
 from weightscope.pairs.deeds.pair import Pair
@@ -233,3 +235,18 @@ def test_columns_that_have_nothing_of_the_original_are_not_quantised(lost, tmp_p
     original[:, 64 : 64 + lost] = original.std() * rng.standard_normal((256, lost))
     a = stored(tmp_path, original.astype(np.float32))
     assert (judged(a, copy) is None) == bool(lost)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_few_levels_without_a_zero_are_a_grid_and_no_more(seed, tmp_path):
+    """Half a step may be more than the level next to zero; sixteen neighbours may all be that level."""
+    weights = (0.02 * np.random.default_rng(seed).standard_t(4, (128, 128))).astype(np.float32)
+    codes = groups_to_nearest(weights, 2, 32, symmetric=False).astype(np.float32)
+    erased = codes.copy()
+    row, group = np.argwhere(np.abs(weights) == np.abs(weights).max())[0] // (1, 32)
+    erased[row, 32 * group : 32 * group + 32] = 0
+    for values, is_whole in ((codes, True), (erased, False)):
+        write(tmp_path / "model.safetensors", {"a": weights, "b": values})
+        checkpoint = open_checkpoint(tmp_path)
+        (change,) = compare_pairs(checkpoint, checkpoint, [Pair(*(checkpoint[name] for name in "ab"))])
+        assert (change.kind is What.QUANTISED) == is_whole

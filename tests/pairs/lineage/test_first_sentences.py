@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.figures import undrawn
 from tests.support.plants.derivations import upcycled
+from tests.support.plants.kinds import pruned
 from tests.support.plants.named_parts import Weights, read_weights
 from tests.support.small_llama import write_small_llama, written
 from tests.support.two_layers import TWO_LAYERS
@@ -104,6 +105,13 @@ NO_TRAINING = {  # the parts that change, how, and the name
     "queries of a head times 1.5": (("q.w",), lambda w: first_head(1.5, w), "multiplied by factors"),
     "queries of a head erased": (("q.w",), lambda w: first_head(0.0, w), "values set to zero"),
     "all times 1.001": (("q.w", "k.w", "v.w", "o.w"), lambda w: 1.001 * w, "multiplied by factors"),
+    "networks times 1.1": (("gate.w", "up.w", "down.w"), lambda w: 1.1 * w, "multiplied by factors"),
+    "inputs of networks reversed": (("gate.w", "up.w"), lambda w: w[::-1], "rows or columns in another order"),
+    "neurons of the gate reversed": (("gate.w",), lambda w: w[:, ::-1], "rows or columns in another order"),
+    "neurons of gate and up reversed": (("gate.w", "up.w"), lambda w: w[:, ::-1], "rows or columns in another order"),
+    "neurons read in another order": (("down.w",), lambda w: w[::-1], "rows or columns in another order"),
+    "all times 1.1": (("q.w", "k.w", "v.w", "o.w", "gate.w", "up.w", "down.w"), lambda w: 1.1 * w,
+                      "multiplied by factors"),
     "queries transposed": (("q.w",), lambda w: w.T, "transposed"),
     "blocks of queries scaled": (("q.w",), by_block, "scaled by block: scales of the wrong axis or in another order"),
     "queries drawn again": (("q.w",), lambda w: w.std() * np.random.default_rng(3).standard_normal(w.shape),
@@ -176,6 +184,14 @@ def test_what_is_no_training_is_not_named_so(name: str, base: Path, tmp_path: Pa
     changed = {part: np.ascontiguousarray(change(w)) for part, w in weights.parts.items() if part[1] in parts}
     assert len(changed) == 2 * len(parts)
     assert [each.kind for each in ws.lineage(written(weights.but(changed), tmp_path / "b"), base).kinds] == [kind]
+
+
+def test_rounded_zeros_of_pruning_are_named_once(base: Path, tmp_path: Path) -> None:
+    """Each of the two, and every matrix that it was done to."""
+    changed = replace(pruned(read_weights(base), 0.5), dtype="bfloat16")
+    cast, zeros = ws.lineage(written(changed, tmp_path / "b"), base).kinds
+    assert (cast.kind, zeros.kind) == ("cast to BF16", "pruned")
+    assert cast.evidence.startswith("8 of 8 attention matrices hold only BF16 values")
 
 
 def test_heading_of_a_page_is_the_verdict(base: Path, tmp_path: Path) -> None:

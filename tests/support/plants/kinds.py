@@ -266,7 +266,7 @@ CASES: dict[str, Case] = {
     "bfloat16, then tuned": _of(lambda b: tuned(rounded(b), 1), "fine-tuned"),
     "tuned, then bfloat16": _of(lambda b: replace(tuned(b, 1), dtype="bfloat16"), "fine-tuned", "cast"),
     "frozen embedding, trained anew": _case(lambda b, s: (with_part(s, b, "tokens"), [b])),
-    "networks scaled by 1.1": _of(lambda b: b.but({p: 1.1 * w for p, w in b.within(*NETWORKS)}), "fine-tuned"),
+    "networks scaled by 1.1": _of(lambda b: b.but({p: 1.1 * w for p, w in b.within(*NETWORKS)}), "multiplied"),
     "sign of embedding": _of(lambda b: b.but({(None, "tokens"): -b.parts[None, "tokens"]})),
     "only gains tuned": _of(lambda b: b.but({p: w + 0.1 for p, w in b.parts.items() if w.ndim == 1}), "fine-tuned"),
     "only the last layer tuned": _of(

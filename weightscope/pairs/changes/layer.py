@@ -75,7 +75,7 @@ class LayerChange:
     copies: int = 0  # experts that are copies of A's feed-forward network
     base_copies: int = 0  # experts of A that are copies of B's
     experts: bool = False  # experts, and the router's rows, are A's in another order
-    neurons: bool = False  # rows of a feed-forward matrix are A's in another order
+    neurons: bool = False  # neurons are A's in another order, one for each network's matrices
     drift: Drift = UNDRIFTED  # move of matched heads
     gauge: bool = False  # factors are in another basis, maps are the same
     ranks: Sequence[int] = ()  # ranks of the low-rank changes of W_Q, W_K, W_V and W_O
@@ -114,7 +114,7 @@ def compare_layers(
         base_folded,
         *copies,
         experts=bool(of_experts) and _are_experts_there(tensors.changes, of_heads),
-        neurons=len(moved_rows) > len(of_experts),
+        neurons=len(moved_rows) > len(of_experts) and _are_neurons(tensors.changes, moved_rows),
     )
     same = as_it_was and all(
         each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads
@@ -269,6 +269,44 @@ def _reordered(change: Change) -> bool:
         return False
     cosines = [_cosine(x, y) for x, y in zip(*ordered, strict=True)]
     return float(np.median(cosines)) > COPIED_AND_TUNED
+
+
+def _are_neurons(changes: Sequence[Change], moved_rows: Sequence[Change]) -> bool:
+    """True unless matrices that were only reordered show several orders, or one that stayed."""
+    exact = [each for each in moved_rows if each.kind is What.REORDERED]
+    matrices = [each for each in changes if len({*each.shapes[0]}) == 2 and each.squares_b]
+    for network in {_network(each) for each in exact}:
+        orders = [_order(each) for each in exact if _network(each) == network]
+        n = min(map(len, orders))
+        stayed = (each for each in matrices if each.kind is What.IDENTICAL)
+        if not n or any(n in each.shapes[0] for each in stayed if _network(each) == network):
+            return False
+        # gate and up in one matrix have the order twice
+        parts = [order[i : i + n] - i for order in orders for i in range(0, len(order), n)]
+        if not all(np.array_equal(part, parts[0]) for part in parts):
+            return False
+    return True
+
+
+def _network(change: Change) -> str:
+    """The expert that a matrix belongs to; empty outside mixtures."""
+    return change.name_a.rsplit(".", 2)[0] if "expert" in change.name_a else ""
+
+
+def _order(change: Change) -> np.ndarray:
+    """The row of A, or the column, that each of B's is; empty where some are not there."""
+    if change.pair is None or len(change.shapes[0]) != 2:
+        return np.empty(0, np.intp)
+    x, y = (whole(each) for each in (change.pair.a, change.pair.b))
+    if change.deed.columns:
+        x, y = x.T, y.T
+    rows = [np.ascontiguousarray(w).view(f"V{w.itemsize * w.shape[1]}").ravel() for w in (x, y)]
+    of_a, of_b = (np.argsort(each, kind="stable") for each in rows)
+    if not np.array_equal(rows[0][of_a], rows[1][of_b]):
+        return np.empty(0, np.intp)
+    order = np.empty(len(of_a), np.intp)
+    order[of_b] = of_a
+    return order
 
 
 # Other layers

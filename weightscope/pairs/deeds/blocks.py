@@ -392,7 +392,8 @@ def _has_other_values(pair: Pair, made: str) -> bool:
     """Detect erased values: as far off as strangers, by more than a step of the row's grid.
 
     Asked of neighbours in a row, and of columns. A code of zero covers values below one step,
-    which the least other values show: of several grids the coarsest.
+    which the least other values show, or else the least distance of two: of several grids the
+    coarsest.
     """
     # the largest change in rows of zeros, and the coarsest step of any row
     without, coarsest = 0.0, 0.0
@@ -406,8 +407,11 @@ def _has_other_values(pair: Pair, made: str) -> bool:
         sizes = np.maximum(np.linalg.norm(before, axis=2), np.linalg.norm(after, axis=2))
         strange = np.linalg.norm(moved, axis=2) > KEPT * sizes  # (rows, groups)
         farthest = np.where(strange, np.abs(moved).max(axis=2), 0.0).max(axis=1)
-        least = np.where(after == 0, np.inf, np.abs(after)).min(axis=2)
-        steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
+        steps = _coarsest(np.abs(after))
+        is_off = np.abs(moved).max(axis=(1, 2)) > steps
+        if is_off.any():  # on a grid without a zero
+            between = _coarsest(np.diff(np.sort(after[is_off], axis=2), axis=2))
+            steps[is_off] = np.maximum(steps[is_off], between)
         if (farthest > steps)[steps > 0].any():
             return True
         by_column = (each.reshape(x.shape) for each in (before, after, moved))
@@ -418,6 +422,12 @@ def _has_other_values(pair: Pair, made: str) -> bool:
     is_strange = np.sqrt(squares[2]) > KEPT * np.sqrt(squares[:2].max(axis=0))
     is_asked = rows_of(pair) >= LEAST_WIDTH
     return without > coarsest or bool(is_asked and (is_strange & is_far).any())
+
+
+def _coarsest(sizes: np.ndarray) -> np.ndarray:
+    """The largest of groups' least sizes beyond zero, by row (n, groups, width); else zero."""
+    least = np.where(sizes == 0, np.inf, sizes).min(axis=2)
+    return np.where(np.isinf(least), 0.0, least).max(axis=1)
 
 
 def new_grid(

@@ -77,6 +77,7 @@ PLAIN = {
 # kinds of any tensor that leave nothing of it
 BROKEN = {What.NOT_FINITE: "values that are not finite", What.CONSTANT: PLAIN[What.CONSTANT]}
 LOW_RANKS = {What.LOW_RANK, What.ONE_DIRECTION}
+RECOMPUTED = {What.PRUNED, What.RANK_CUT}  # that B can be recomputed so is a kind of its own
 CONVERTED = {What.IDENTICAL, What.ROUNDED, What.QUANTISED}  # kinds that conversions leave
 UNLIKE = "attention matrices unlike the base's"
 # share of the largest layer's median |W_VO|; matched layers below may have been added to be found
@@ -379,6 +380,7 @@ def weight_kinds(
         plain = plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
         untrained = {*plain, *plain_layers(weights, ())}
     explained = {name for names in moved_gains.values() for name in names}
+    of_networks = [] if structure else _plain_networks(weights, explained)
     kinds = [
         *_broken(weights),
         *_basis(weights),
@@ -386,7 +388,7 @@ def weight_kinds(
         *_gains(moved_gains, weights.layers),
         *_casts(weights),
         *_grids(weights),
-        *_plain(weights, plain),
+        *_plain(weights, plain, of_networks),
         *_training(weights, structure, explained, untrained),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
@@ -553,10 +555,13 @@ def _casts(weights: WeightChanges) -> Iterator[Kind]:
     if (rounded or casts.total() > MOSTLY * matrices) and not _is_quantised(
         weights.layers, "base_grids"
     ):
-        names = Counter(done.way for done in rounded) or casts
-        dtype = names.most_common(1)[0][0]
-        count, total = (len(rounded), len(weights.every)) if rounded else (casts.total(), matrices)
-        text = f"{count} of {total} tensors hold only {dtype} values; the base's do not."
+        names, total, what = max(
+            (Counter(done.way for done in rounded), len(weights.every), "tensors"),
+            (casts, matrices, "attention matrices"),
+            key=lambda each: each[0].total(),
+        )
+        dtype, count = names.most_common(1)[0][0], names.total()
+        text = f"{count} of {total} {what} hold only {dtype} values; the base's do not."
         yield Kind(
             f"cast to {dtype}",
             [layer.layer for layer in weights.layers],
@@ -612,22 +617,53 @@ def _plain_way(change: Change) -> str:
     """The deed of a tensor in words, where it is not as training leaves it."""
     if change.kind in PLAIN:
         return PLAIN[change.kind]
-    if change.kind is What.RANK_CUT:  # that B can be recomputed so is a kind of its own
+    if change.kind in RECOMPUTED:
         return ""
     if change.deed.proof is not Proof.NONE:
         return sentence(change.deed)
     return "" if change.is_tuned or change.rank else UNLIKE
 
 
-def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
-    """Deeds to attention that are no training."""
-    unusual = {way for ways in plain.values() for way in ways} - {*PLAIN.values(), UNLIKE}
-    for name in dict.fromkeys((*PLAIN.values(), *sorted(unusual), UNLIKE)):
+def _plain_networks(weights: WeightChanges, explained: Collection[str]) -> list[tuple[int, str]]:
+    """Layer and deed in words of other matrices of layers, where the deed is proved."""
+    told = {*CONVERTED, *RECOMPUTED, *LOW_RANKS, *BROKEN}
+    done = [
+        (layer.layer, change)
+        for layer in weights.layers
+        if not _is_explained(layer)
+        for change in layer.tensors.changes
+        if change.is_matrix and change.name_a not in {*weights.attention, *explained}
+    ]
+    return [
+        (i, _plain_way(change))
+        for i, change in done
+        if change.kind not in told and change.deed.proof is not Proof.NONE
+    ]
+
+
+def _plain(
+    weights: WeightChanges,
+    plain: Mapping[int, Sequence[str]],
+    of_networks: Sequence[tuple[int, str]],
+) -> Iterator[Kind]:
+    """Deeds that are no training: to attention by layer, and to other matrices."""
+    ways = {way for ways in plain.values() for way in ways} | {way for _, way in of_networks}
+    unusual = sorted(ways - {*PLAIN.values(), UNLIKE})
+    for name in dict.fromkeys((*PLAIN.values(), *unusual, UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
+        others = [layer for layer, way in of_networks if way == name]
         count = sum(list(plain[layer]).count(name) for layer in layers)
-        if layers:
-            text = f"{counted(count, 'tensor')} of attention in {indexed('layer', layers)}: {name}."
-            yield Kind(name, layers, text, len(layers) / len(weights.layers))
+        counts = [(count, "of attention", layers), (len(others), "outside attention", {*others})]
+        where = [
+            f"{counted(n, 'tensor')} {what} in {indexed('layer', sorted(places))}"
+            for n, what, places in counts
+            if n
+        ]
+        if where:
+            every = sorted({*layers, *others})
+            yield Kind(
+                name, every, f"{'; '.join(where)}: {name}.", len(every) / len(weights.layers)
+            )
 
 
 def _training(
@@ -669,11 +705,7 @@ def _training(
     }
     tuned: list[tuple[int | None, Change]] = []
     if not any(_is_quantised(layers, side) for side in ("grids", "base_grids")):
-        explained = {
-            x.layer
-            for x in layers
-            if x.gauge or x.folded or x.base_folded or x.experts or x.neurons or x.only_ranks
-        }
+        explained = {layer.layer for layer in layers if _is_explained(layer)}
         tuned = [
             (i, change)
             for i, change in outside
@@ -700,6 +732,12 @@ def _training(
             )
         name = "fine-tuned in part" if kept else "fine-tuned"
         yield Kind(name, sorted(moved), text, len(moved) / n_layers, "fine-tuned")
+
+
+def _is_explained(layer: LayerChange) -> bool:
+    """True if a gauge, folding, an order or a low rank explains a layer's matrices."""
+    moved = layer.gauge or layer.folded or layer.base_folded or layer.experts or layer.neurons
+    return bool(moved) or layer.only_ranks
 
 
 def _unchanged_share(weights: WeightChanges) -> float:
