@@ -122,7 +122,7 @@ def trained_pairs(group: str, sources: Sequence[str]) -> Iterator[tuple[Any, ...
         if x.shape[1] == y.shape[1]:
             counts = np.array([len(y)])
             p = float(np.exp(log_p_of(best_of_each(distinct(x), y, counts), counts, x.shape[1])[0]))
-        yield group, Path(name).name, Path(other).name, joined([a, b])[0], bits, p
+        yield group, Path(name).name, Path(other).name, joined([a, b])["joined_by"], bits, p
 
 
 @study("atlas-losses")

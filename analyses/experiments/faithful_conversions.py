@@ -129,6 +129,7 @@ def judged(source: Source, made: Made) -> Conversion:
         apart, witness = float((expected - found).norm() / expected.norm()), "outputs"
         if not apart <= APART:
             witness = "outputs differ"
+    made = made._replace(runs=None, original=None)  # they hold models
     return Conversion(source.name, made, verdict, lead, by_identity, apart, witness)
 
 

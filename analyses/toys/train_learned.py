@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 import weightscope as ws
 from analyses.gguf_to_safetensors import convert
 from analyses.inputs import SMOLLM2, out_option
+from analyses.packages import located
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
 from tests.support.two_layers import FOLDER
@@ -110,7 +111,7 @@ def source_of(model: str, tiny: Path, trained: Path) -> Path | str:
     """Where a base is; SmolLM2's weights, packed in 4 bits, are written in float32 once."""
     if model != "smollm2":
         return FOLDER if model == FOLDER.name else tiny / model
-    folder, gguf = trained / "bases" / model, Path(ws.open_model(SMOLLM2).checkpoint.files[0].path)
+    folder, gguf = trained / "bases" / model, Path(ws.open_model(located(SMOLLM2)).checkpoint.files[0].path)
     if not (folder / "tokenizer.json").exists():
         convert(gguf, folder, whole=True)
         Folder(folder).text("tokenizer.json", gguf_tokenizer(str(gguf), (0, 0))[0].to_str())
