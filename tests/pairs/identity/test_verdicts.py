@@ -304,8 +304,8 @@ def test_what_both_files_deny_an_identity_accepts_never(family: str, container: 
         by_values, by_identity = ws.same(tmp_path / "a", copy), ws.same(file, copy)
         if by_values.verdict in ("different", "undecided"):
             assert by_identity.verdict not in ACCEPTED, case.deed
-            found = [{*map(layer_of, result.differing)} for result in (by_values, by_identity)]
-            assert found[0] <= found[1], case.deed
+            layers = [{*map(layer_of, result.differing)} for result in (by_values, by_identity)]
+            assert layers[0] <= layers[1], case.deed
 
 
 @pytest.mark.check

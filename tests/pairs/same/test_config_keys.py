@@ -193,15 +193,15 @@ def test_key_decides_what_the_eager_model_says(case: Case, tmp_path: Path, subte
 )
 def test_packing_that_is_said_of_floats_proves_nothing(method: dict[str, Any], tmp_path: Path) -> None:
     """A copy that was unpacked, or never packed, with the settings of another: loaders refuse it or quantise it."""
-    plain, said = tmp_path / "plain", tmp_path / "said"
-    for folder in (plain, said):
+    plain, claiming = tmp_path / "plain", tmp_path / "claiming"
+    for folder in (plain, claiming):
         with_tokenizer("llama", folder)
-    values = json.loads((said / "config.json").read_text())
-    (said / "config.json").write_text(json.dumps(values | {"quantization_config": method}))
+    values = json.loads((claiming / "config.json").read_text())
+    (claiming / "config.json").write_text(json.dumps(values | {"quantization_config": method}))
     known = tmp_path / "plain.id.json"
     known.write_text(json.dumps(ws.identity(plain).as_json()))
-    for a, b in ((plain, said), (said, plain), (known, said), (said, known)):
+    for a, b in ((plain, claiming), (claiming, plain), (known, claiming), (claiming, known)):
         same = ws.same(a, b)
-        assert same.verdict == UNDECIDED and "said's config.json says by quantization_config" in same.lead
+        assert same.verdict == UNDECIDED and "claiming's config.json says by quantization_config" in same.lead
         assert [key.config for key in same.config] == ["quantization_config"] and not same.settings.idle
-    assert ws.same(said, said).verdict == SAME_BYTES
+    assert ws.same(claiming, claiming).verdict == SAME_BYTES

@@ -626,7 +626,7 @@ def _plain_way(change: Change) -> str:
 
 def _plain_networks(weights: WeightChanges, explained: Collection[str]) -> list[tuple[int, str]]:
     """Layer and deed in words of other matrices of layers, where the deed is proved."""
-    told = {*CONVERTED, *RECOMPUTED, *LOW_RANKS, *BROKEN}
+    elsewhere = {*CONVERTED, *RECOMPUTED, *LOW_RANKS, *BROKEN}
     done = [
         (layer.layer, change)
         for layer in weights.layers
@@ -637,7 +637,7 @@ def _plain_networks(weights: WeightChanges, explained: Collection[str]) -> list[
     return [
         (i, _plain_way(change))
         for i, change in done
-        if change.kind not in told and change.deed.proof is not Proof.NONE
+        if change.kind not in elsewhere and change.deed.proof is not Proof.NONE
     ]
 
 
@@ -651,16 +651,16 @@ def _plain(
     unusual = sorted(ways - {*PLAIN.values(), UNLIKE})
     for name in dict.fromkeys((*PLAIN.values(), *unusual, UNLIKE)):
         layers = [layer for layer, ways in plain.items() if name in ways]
-        others = [layer for layer, way in of_networks if way == name]
+        outside = [layer for layer, way in of_networks if way == name]
         count = sum(list(plain[layer]).count(name) for layer in layers)
-        counts = [(count, "of attention", layers), (len(others), "outside attention", {*others})]
+        counts = [(count, "of attention", layers), (len(outside), "outside attention", {*outside})]
         where = [
             f"{counted(n, 'tensor')} {what} in {indexed('layer', sorted(places))}"
             for n, what, places in counts
             if n
         ]
         if where:
-            every = sorted({*layers, *others})
+            every = sorted({*layers, *outside})
             yield Kind(
                 name, every, f"{'; '.join(where)}: {name}.", len(every) / len(weights.layers)
             )

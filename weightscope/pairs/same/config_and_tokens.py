@@ -17,7 +17,7 @@ from weightscope.model.text.tokenizer import Tokenizer
 TIED = "tie_word_embeddings"
 PACKING = "quantization_config"  # the usual key of how weights are packed
 NOT_PACKED = "no weight is packed"
-UNPACKED = {kind for kind in BITS if not kind.startswith(("F8", "F6", "F4"))}
+UNPACKED = {name for name in BITS if not name.startswith(("F8", "F6", "F4"))}
 STEPS = ("normalizer", "pre_tokenizer", "decoder")
 
 
@@ -41,8 +41,8 @@ def compare_settings(
         differing = differences(settings_of(a), settings_of(b))
     else:
         differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
-    found = by_effect(differing, same_head=same_head)
-    return with_packings(found, *(_says_packed(each) for each in (a, b)))
+    by_kind = by_effect(differing, same_head=same_head)
+    return with_packings(by_kind, *(_says_packed(each) for each in (a, b)))
 
 
 def _says_packed(model: Model | TensorsOnly) -> bool:
@@ -60,18 +60,18 @@ def _is_packing(key: str) -> bool:
     return not STORAGE.isdisjoint(key.split("."))
 
 
-def with_packings(found: ConfigDifferences, in_a: bool, in_b: bool) -> ConfigDifferences:
+def with_packings(by_kind: ConfigDifferences, in_a: bool, in_b: bool) -> ConfigDifferences:
     """With a key of unknown effect if one config alone packs weights that are not.
 
     Where weights are packed, its keys are how to read them; where none is, a loader may refuse the
     file or quantise it.
     """
     if in_a == in_b:
-        return found
-    idle = [each for each in found.idle if not _is_packing(each.key)]
+        return by_kind
+    idle = [each for each in by_kind.idle if not _is_packing(each.key)]
     a, b = (NOT_PACKED if says else None for says in (in_a, in_b))
     says = Difference(PACKING, a, b, UNKNOWN)
-    return ConfigDifferences(found.deciding, [*found.unknown, says], idle)
+    return ConfigDifferences(by_kind.deciding, [*by_kind.unknown, says], idle)
 
 
 def settings_of(model: Model | TensorsOnly) -> Stated:
