@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 import weightscope as ws
 from analyses.inputs import MINILM, out_option
+from analyses.packages import located
 from analyses.toys.sinks.training import train
 from analyses.toys.train_embedded import train_tokenizer
 from analyses.toys.train_lineage import BOOKS, RATE, RECIPES, VOCABULARY, fit, new_model, write
@@ -139,7 +140,7 @@ def small_seed(family: str, texts: list[str], folder: Path) -> None:
 
 def measure(tune: Tune, texts: list[str], bases: Path) -> tuple[Any, ...]:
     """The row of a tune."""
-    base: Path | str = tune.model
+    base: Path | str = located(tune.model)
     if tune.model in RECIPES:
         base = bases / tune.model
         if not base.exists():
@@ -150,8 +151,9 @@ def measure(tune: Tune, texts: list[str], bases: Path) -> tuple[Any, ...]:
     changes = [comparison.from_first[name][-1] for name in ("qk_change", "vo_change")]
     what, farthest = comparison.farthest
     largest = max(float(change.max()) for change in changes)
-    return (tune.model, tune.task, tune.steps, tune.rate, before, after, known_median(np.maximum(*changes)), largest,
-            farthest, what)  # fmt: skip
+    middle = known_median(np.maximum(*changes))
+    run = Path(tune.model).name, tune.task, tune.steps, tune.rate
+    return *run, before, after, middle, largest, farthest, what
 
 
 @click.command("fine-tunes", cls=EndsInOneLine)

